@@ -16,7 +16,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "reference"]
 exclude_patterns = ["_ext"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
-# Blocks that are run by tests but are of another system, or plain text.
+# Blocks of another system's code, or of plain text.
 highlight_language = "none"
 
 autodoc_member_order = "bysource"
@@ -26,7 +26,7 @@ python_maximum_signature_line_length = 88
 # A name in backticks is code, in docstrings as in pages.
 default_role = "code"
 
-# What is quoted is often to be typed.
+# Quoted text is often meant to be typed.
 smartquotes = False
 
 html_theme = "furo"

@@ -1,12 +1,12 @@
-"""Reference pages made when the site is built, from what is there: the commands and public names.
+"""Generate the reference pages when the site is built, from the commands and public names.
 
     <!-- cairn: commands -->       in a page: every command of `cairn`, with arguments and options
     <!-- cairn: names cairn -->    every public name of a module, from its docstrings
 
 Always true here:
-- a command or a name that is public is in the reference, without anybody writing it down;
+- every public command and name is in the reference, without a list to maintain;
 - docstrings are plain text with `code` in backticks and indented programs: nothing in them is
-  taken for other markup.
+  read as other markup.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import typer
 import typer.main
 
 _MARK = re.compile(r"^<!-- cairn: (commands|names) ?(\S*) -->$", re.MULTILINE)
-# What a reader looks for first; the rest follows by name.
+# The names that readers look for first; the others follow alphabetically.
 _FIRST = (
     "Job", "session", "spark_config", "Stream", "KeyedStream", "KeyedProcess", "Process",
     "BatchProcess", "Run", "Answer",
@@ -37,17 +37,17 @@ def setup(app: Any) -> dict[str, Any]:
 
 
 def _fill_in(app: Any, name: str, source: list[str]) -> None:
-    def made(mark: re.Match[str]) -> str:
+    def generate(mark: re.Match[str]) -> str:
         return "\n".join(command_lines() if mark[1] == "commands" else name_lines(mark[2]))
 
-    source[0] = _MARK.sub(made, source[0])
+    source[0] = _MARK.sub(generate, source[0])
 
 
 # Commands
 
 
 def command_lines() -> Iterator[str]:
-    """Markdown: a section for each command."""
+    """Yield Markdown: a section for each command."""
     from cairn.cli import app
 
     group: Any = typer.main.get_command(app)
@@ -103,7 +103,7 @@ def _parameter(parameter: Any) -> tuple[str, str] | None:
 
 
 def public_names(module: Any) -> list[str]:
-    """What a module exports; without a list, the classes and functions that it defines."""
+    """Return the exports of a module; without a list, the classes and functions it defines."""
     listed = getattr(module, "__all__", None)
     if listed is not None:
         return [name for name in listed if not inspect.ismodule(getattr(module, name))]
@@ -117,7 +117,7 @@ def public_names(module: Any) -> list[str]:
 
 
 def name_lines(module_name: str) -> Iterator[str]:
-    """Markdown with autodoc's directives: functions and classes, then errors."""
+    """Yield Markdown with autodoc's directives: functions and classes, then errors."""
     module = importlib.import_module(module_name)
     names = sorted(public_names(module), key=_place)
     errors = [n for n in names if n.endswith("Error") or n == "SimulatedCrash"]
@@ -131,7 +131,7 @@ def name_lines(module_name: str) -> Iterator[str]:
         elif inspect.isfunction(value):
             yield f".. autofunction:: {module_name}.{name}"
         else:
-            # An alias would be shown with the docstring of what it stands for.
+            # Autodoc would show an alias with the docstring of its target.
             yield from [f".. py:data:: {module_name}.{name}", "", f"   ``{value}``"]
         yield ""
     yield "```"
@@ -147,7 +147,7 @@ def _place(name: str) -> int:
 def _without_protocol(
     app: Any, what: str, name: str, value: Any, options: Any, signature: Any, returned: Any
 ) -> Any:
-    """Nobody calls a protocol."""
+    """Return no signature for a protocol, which is never called."""
     return ("", None) if getattr(value, "_is_protocol", False) else None
 
 
@@ -156,7 +156,7 @@ def _as_rst(app: Any, what: str, name: str, value: Any, options: Any, lines: lis
 
 
 def docstring_lines(lines: list[str]) -> Iterator[str]:
-    """Plain text as reStructuredText: programs become blocks, and other marks mean themselves."""
+    """Yield plain text as reStructuredText: programs become blocks, other markup is escaped."""
     before, in_program = "", False
     for line in lines:
         is_indented = line.startswith("    ")
@@ -165,12 +165,12 @@ def docstring_lines(lines: list[str]) -> Iterator[str]:
             in_program = True
         elif line.strip() and not is_indented:
             in_program = False
-        yield line if in_program else _escaped(line)
+        yield line if in_program else _escape(line)
         before = line
 
 
-def _escaped(line: str) -> str:
-    """Outside of backticks, stars and bars are stars and bars; what begins a list still does."""
+def _escape(line: str) -> str:
+    """Return a line with stars and bars escaped outside of backticks, but not list markers."""
     parts = line.split("`")
     for index in range(0, len(parts), 2):
         parts[index] = re.sub(r"([*|_])(?!\s)", r"\\\1", parts[index])

@@ -23,8 +23,9 @@ from urllib.parse import quote
 import msgspec
 
 from cairn.errors import QueryError
-from cairn.query.link import TRIES_MAX, Link, encoded
+from cairn.query.link import TRIES_MAX, Json, Link, encode_json
 from cairn.query.live import Answer, Answers, Source
+from cairn.query.lookups import Held, Key
 from cairn.report.epoch import EpochReport
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ KEYS_AT_ONCE: Final = 1000
 KEYS_BYTES: Final = 48 << 10
 """Limit of one request, which may have 64 KiB in all."""
 
-_WHOLE: Final[dict[str, Any]] = {
+_WHOLE: Final[Json] = {
     "map": dict,
     "list": list,
     "operator-list": list,
@@ -87,7 +88,7 @@ class Client:
 
     # Reading
 
-    def job(self) -> dict[str, Any]:
+    def job(self) -> Json:
         """The job: its name, how it goes, its newest epoch."""
         return self._link.get("/api/job")
 
@@ -96,14 +97,14 @@ class Client:
         found = self._link.get("/api/epochs", limit=limit, before=before)
         return msgspec.convert(found["epochs"], list[EpochReport])
 
-    def states(self, epoch: int | None = None) -> list[dict[str, Any]]:
+    def states(self, epoch: int | None = None) -> list[Json]:
         """Operators and states, with their columns."""
-        states: list[dict[str, Any]] = self._link.get("/api/state", epoch=epoch)["states"]
+        states: list[Json] = self._link.get("/api/state", epoch=epoch)["states"]
         return states
 
     # State
 
-    def query(self, operator: str, state: str, key: Any, epoch: int | None = None) -> Answer:
+    def query(self, operator: str, state: str, key: Key, epoch: int | None = None) -> Answer:
         """Return the value of a key in the last committed epoch, or in another that is kept.
 
         `key` is the value, or a tuple for several key columns. Of aggregating state, the result;
@@ -115,7 +116,7 @@ class Client:
         return Answer(value, found["epoch"], answer["found"], found["source"])
 
     def query_many(
-        self, operator: str, state: str, keys: Sequence[Any], epoch: int | None = None
+        self, operator: str, state: str, keys: Sequence[Key], epoch: int | None = None
     ) -> Answers:
         """Return the values of many keys, all of one epoch and in one form: see `query`."""
         parts = _parts(keys)
@@ -131,12 +132,12 @@ class Client:
         )
 
     def _ask_all(
-        self, operator: str, state: str, parts: list[list[Any]], epoch: int | None
+        self, operator: str, state: str, parts: list[list[Key]], epoch: int | None
     ) -> Answers | None:
         """One request after another; None when they do not fit together."""
-        values: dict[Any, Any] = {}
+        values: Held = {}
         source: Source = "slot"
-        first: dict[str, Any] | None = None
+        first: Json | None = None
         for some in parts:
             found = self._ask(operator, state, some, epoch)
             first = first or found
@@ -154,7 +155,7 @@ class Client:
 
     def scan(
         self, operator: str, state: str, epoch: int | None = None, *, limit: int | None = None
-    ) -> Iterator[dict[str, Any]]:
+    ) -> Iterator[Json]:
         """The rows of a state, one by one, all of one epoch. For all of a large one: `table`."""
         after: str | None = None
         left = limit
@@ -196,7 +197,7 @@ class Client:
 
     # Changing the job
 
-    def savepoint(self, name: str | None = None) -> dict[str, Any]:
+    def savepoint(self, name: str | None = None) -> Json:
         """Write the newest committed epoch to a folder of its own; its url, epoch and size."""
         return self._link.control("savepoint", {"name": name})
 
@@ -204,21 +205,19 @@ class Client:
         """From the next epoch on, run with this many subtasks."""
         self._link.control("rescale", {"parallelism": parallelism})
 
-    def stop(self, savepoint: str | None = None) -> dict[str, Any]:
+    def stop(self, savepoint: str | None = None) -> Json:
         """End the run after the epoch under way; with `savepoint`, a name, write one then."""
         return self._link.control("stop", {"savepoint": savepoint})
 
     # Requests
 
-    def _ask(
-        self, operator: str, state: str, keys: Sequence[Any], epoch: int | None
-    ) -> dict[str, Any]:
+    def _ask(self, operator: str, state: str, keys: Sequence[Key], epoch: int | None) -> Json:
         from cairn.types.codec.json_values import loose_json
 
         path = f"/api/state/{_part(operator)}/{_part(state)}/lookup"
         return self._link.post(path, {"keys": [loose_json(key) for key in keys], "epoch": epoch})
 
-    def _value(self, value: Any, found: dict[str, Any]) -> Any:
+    def _value(self, value: Any, found: Json) -> Any:
         python = _python(value, None if found["type"] is None else _type(found["type"]))
         whole = _WHOLE.get(found["kind"])
         return python if whole is None or python is None else whole(python)
@@ -238,14 +237,14 @@ class Client:
         return self._flight_url
 
 
-def _parts(keys: Sequence[Any]) -> list[list[Any]]:
+def _parts(keys: Sequence[Key]) -> list[list[Key]]:
     """The keys, cut to what one request takes; without any there is one part, an empty one."""
     from cairn.types.codec.json_values import loose_json
 
-    parts: list[list[Any]] = [[]]
+    parts: list[list[Key]] = [[]]
     size = 0
     for key in keys:
-        key_bytes = len(encoded(loose_json(key))) + 1
+        key_bytes = len(encode_json(loose_json(key))) + 1
         if len(parts[-1]) == KEYS_AT_ONCE or (parts[-1] and size + key_bytes > KEYS_BYTES):
             parts.append([])
             size = 0

@@ -190,7 +190,7 @@ class Job:
         from cairn.driver.options import Options
         from cairn.run import Run
 
-        return Run.started(
+        return Run.start(
             self.graph(on_error),
             Options(
                 checkpoint=str(checkpoint),
@@ -220,7 +220,7 @@ class Job:
 
     def _spark(self) -> SparkSession:
         session: Any = self._sources()[0].dataframe.sparkSession
-        return session  # type: ignore[no-any-return]
+        return session
 
 
 def _interval_text(trigger: dt.timedelta) -> str:

@@ -48,6 +48,22 @@ class _Process(NamedTuple):
     started: int
 
 
+def is_pid_alive(pid: int, *, began_by_ms: int | None = None) -> bool | None:
+    """True if a process of this id lives, and began by that time; None if it cannot be seen.
+
+    For records that have no identity: the id alone may belong to another process by now.
+    """
+    try:
+        process = psutil.Process(pid)
+        if began_by_ms is not None and float(process.create_time()) * 1000 > began_by_ms:
+            return False
+        return str(process.status()) != str(psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.Error:
+        return None
+
+
 def parse_identity(text: str) -> ProcessIdentity:
     """Return what `str` made. ValueError for any other text."""
     pid, started = text.split("-")

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from cairn.driver import progress
 from cairn.driver.coordinator.reports import report_of
 from cairn.driver.engine import Engine
-from cairn.driver.interrupts import held_back, print_no_traceback
+from cairn.driver.interrupts import hold_interrupts, print_no_traceback
 from cairn.driver.options import Options
-from cairn.driver.start import noted_on_error, start
+from cairn.driver.start import note_failed_start, start
 from cairn.errors import CommitError, EpochError, PlanError
 from cairn.functions import Function
 from cairn.logs import logger
@@ -49,7 +49,7 @@ class Run:
             started = start(graph, options)
             with (
                 closed_on_error(sink.sink for sink in graph.sinks),
-                noted_on_error(started.coordinator, started.failures),
+                note_failed_start(started.coordinator, started.failures),
             ):
                 driver = SparkDriver(
                     graph,
@@ -76,10 +76,10 @@ class Run:
         self._web.open(self, started.store)
 
     @classmethod
-    def started(cls, graph: Graph, options: Options) -> Run:
+    def start(cls, graph: Graph, options: Options) -> Run:
         """Start a job. Ctrl-C meanwhile stops the run as soon as it can be stopped."""
         print_no_traceback()
-        with held_back() as held:
+        with hold_interrupts() as held:
             run = cls(graph, options)
             if held.is_pending:
                 run.stop()
@@ -95,8 +95,8 @@ class Run:
 
     @property
     def error(self) -> BaseException | None:
-        """The error of the run, once it has failed."""
-        return self._engine.error
+        """The error that ended the run; None before that, and if it ended well."""
+        return self._engine.turn.error
 
     @property
     def status(self) -> Status:
@@ -207,7 +207,7 @@ class Run:
         self._engine.changes.upgrade(uid, function, allow_dropped_state=allow_dropped_state)
 
     def _check_running(self) -> None:
-        if self._engine.ended.is_set() or self._engine.is_stopping:
+        if self._engine.ended.is_set() or self._engine.turn.is_stopping:
             raise EpochError(f"the run of job {self.name!r} has ended\n  next: start it again")
 
     def query(self, operator: str, state: str, key: Any) -> Answer:
@@ -272,7 +272,7 @@ class Run:
         if not self._engine.ended.is_set():
             if kind is not None and issubclass(kind, KeyboardInterrupt):
                 progress.say("stopping after the current epoch; Ctrl-C again stops at once")
-            with self._engine.awaited():
+            with self._engine.count_waiting():
                 self.stop()
         if kind is None:
             self._engine.raise_error(again=False)

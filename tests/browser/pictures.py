@@ -45,7 +45,7 @@ def _run(place: Path, path: str, folder: Path) -> None:
     spark = cairn.session("pictures", master="local[2]", ui__enabled=False)
     source = Input(place / "in", PAYMENT)
     job = build(spark, place)
-    start = {
+    start: dict[str, Any] = {
         "checkpoint": str(place / "checkpoint"),
         "trigger": "200 milliseconds",
         "retained_epochs": FILES,
@@ -60,7 +60,7 @@ def _run(place: Path, path: str, folder: Path) -> None:
         for at in range(FILES // 3, FILES):
             _feed(source, at)
             run.process_all_available()
-        _take(run.url, path, folder)
+        _take(str(run.url), path, folder)
     spark.stop()
 
 
@@ -77,7 +77,8 @@ def _take(url: str, path: str, folder: Path) -> None:
         for name, where, width, scheme in PICTURES:
             height = 960 if width > 600 else 844
             page = browser.new_page(
-                viewport={"width": width, "height": height}, color_scheme=scheme
+                viewport={"width": width, "height": height},
+                color_scheme=scheme,  # type: ignore[arg-type]
             )
             page.goto(f"{url}/#/{where}")
             page.locator(".pulse.is-live").wait_for()

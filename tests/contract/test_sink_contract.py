@@ -149,7 +149,7 @@ def test_two_sinks_and_two_jobs_in_one_place_do_not_touch_each_other(place: Stag
     others = [place.opened("job", "other"), place.opened("another job")]
     for k, other in enumerate(others, 2):
         slot = place.opened(other.context.job_id, other.context.uid, in_slot=True)
-        # Of the same epoch, subtask and attempt.
+        # They share epoch, subtask and attempt.
         theirs = place.prepared(2, (k, "a"), slot=slot)
         place.driver.recover(2)
         other.commit(2, [theirs])

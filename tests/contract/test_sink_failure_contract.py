@@ -186,7 +186,7 @@ def test_a_slot_given_up_for_dead_that_prepares_late_adds_nothing(
     assert place.leftovers() == []
 
 
-# What was prepared and never named in a manifest is removed by `recover`
+# `recover` removes prepared data that no manifest names
 
 
 def test_recovery_removes_what_nobody_will_commit(place: Stage) -> None:

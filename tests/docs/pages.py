@@ -1,14 +1,14 @@
-"""Pages of the documentation as programs: what they show is run as it stands, from top to bottom.
+"""Pages of the documentation as programs: their blocks run unchanged, from top to bottom.
 
     ```python          runs in the page's own namespace, in order
-    ```bash            lines that begin with `cairn` run, other commands are of a few known ones
-    ```output          what the block before it has printed; … stands for anything
+    ```bash            lines that begin with `cairn` run; others must be one of a few commands
+    ```output          the output of the block before it; … stands for anything
     ```python no-run   another system's code, to compare with: only on the pages of OTHERS
     <!-- run … -->     runs like python and is not shown: input that a page assumes, and checks
 
 Always true here:
-- a page has a folder of its own as its working folder, and nothing of another page;
-- a block of a language that is not known is an error, and so is a command.
+- a page has its own working folder, and shares nothing with other pages;
+- a block of an unknown language is an error, and so is an unknown command.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from cairn.cli import app
 
 DOCS = Path(__file__).parents[2] / "docs"
 OTHERS = {"migration/flink.md"}
-"""Pages with code that belongs to a system which is not here."""
+"""Pages with code of a system that is not installed."""
 SHOWN_ONLY = {"", "ini", "java", "json", "nginx", "sql", "text", "yaml", "{toctree}", "{eval-rst}"}
 OTHER_COMMANDS = {"curl", "export", "git", "make", "pip", "python"}
 STARTS_SOMETHING = {"run", "explain", "demo", "dashboard"}
-"""Commands that start Spark or go on for ever: their arguments are checked, no more."""
+"""Commands that start Spark or do not end: only their arguments are checked."""
 
 _BLOCK = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<code>.*?)^```$|^<!-- run\n(?P<hidden>.*?)^-->$",
                     re.DOTALL | re.MULTILINE)  # fmt: skip
@@ -79,7 +79,7 @@ class Page:
 
     @property
     def says_what_comes_out(self) -> bool:
-        """Whether a run can fail by anything but an exception of its own."""
+        """True if a run can fail without raising an exception: it has output or an assert."""
         return any(
             block.language == "output"
             or (block.language == "python" and block.is_run and "assert " in block.code)
@@ -87,19 +87,19 @@ class Page:
         )
 
     def run(self, names: dict[str, Any], replace: Mapping[str, str] | None = None) -> None:
-        """Run it in the current folder. `replace`: addresses that are other ones in tests."""
+        """Run it in the current folder. `replace` maps addresses to those of the test."""
         names.setdefault("__name__", "__main__")
-        said = ""
+        printed = ""
         for block in self.blocks:
             code = block.code
             for old, new in (replace or {}).items():
                 code = code.replace(old, new)
             if block.language == "output":
-                assert is_output(code, said), f"{self._at(block)}: it printed\n{said}"
+                assert is_output(code, printed), f"{self._at(block)}: it printed\n{printed}"
             elif block.language == "python" and block.is_run:
-                said = self._run_python(code, block, names)
+                printed = self._run_python(code, block, names)
             elif block.language == "bash" and block.is_run:
-                said = self._run_commands(code, block)
+                printed = self._run_commands(code, block)
 
     def _run_python(self, code: str, block: Block, names: dict[str, Any]) -> str:
         out = io.StringIO()
@@ -110,7 +110,7 @@ class Page:
         return out.getvalue()
 
     def _run_commands(self, code: str, block: Block) -> str:
-        said = ""
+        printed = ""
         for args in commands(code):
             if args[0] != "cairn":
                 continue
@@ -119,15 +119,15 @@ class Page:
                 continue
             result = CliRunner().invoke(app, args[1:], env={"COLUMNS": "100"})
             assert result.exit_code == 0, f"{self._at(block)}: {shlex.join(args)}\n{result.output}"
-            said += result.stdout
-        return said
+            printed += result.stdout
+        return printed
 
     def _at(self, block: Block) -> str:
         return f"docs/{self.name}:{block.line}"
 
 
 def commands(code: str) -> Iterator[list[str]]:
-    """The commands of a shell block, without comments; a line may end in a backslash."""
+    """Yield the commands of a shell block, without comments; a line may end in a backslash."""
     for line in code.replace("\\\n", " ").splitlines():
         args = shlex.split(line, comments=True)
         if args:
@@ -135,24 +135,24 @@ def commands(code: str) -> Iterator[list[str]]:
 
 
 def check_arguments(args: list[str]) -> None:
-    """Parse a command as the command line would, and do not run it."""
+    """Parse a command as the command line would, without running it."""
     group: Any = typer.main.get_command(app)
-    assert args[0] in group.commands, f"there is no command {args[0]!r}"
+    assert args[0] in group.commands, f"unknown command {args[0]!r}"
     group.commands[args[0]].make_context(args[0], list(args[1:]), parent=typer.Context(group))
 
 
 def is_output(expected: str, found: str) -> bool:
-    """Whether a text was printed; … stands for anything, blanks at the ends of lines for none."""
-    pattern = ".*?".join(re.escape(part) for part in _trimmed(expected).split("…"))
-    return re.fullmatch(pattern, _trimmed(found), re.DOTALL) is not None
+    """True if a text was printed; … stands for anything, trailing blanks are ignored."""
+    pattern = ".*?".join(re.escape(part) for part in _trim(expected).split("…"))
+    return re.fullmatch(pattern, _trim(found), re.DOTALL) is not None
 
 
-def _trimmed(text: str) -> str:
+def _trim(text: str) -> str:
     return "\n".join(line.rstrip() for line in text.strip("\n").splitlines())
 
 
 def pages() -> list[str]:
-    """Every page of the site."""
+    """Return every page of the site."""
     found = (path.relative_to(DOCS) for path in DOCS.rglob("*.md"))
     return sorted(str(path) for path in found if not path.parts[0].startswith("_"))
 

@@ -22,7 +22,7 @@ CELLS = [
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What the last line of each cell is shown as, by type; of a cell that shows nothing, {}."""
+    """Return what each cell shows for its last line, by type; {} if it shows nothing."""
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
     with pytest.MonkeyPatch.context() as patch:
         # Its settings are nobody's: not those of who runs the tests.
@@ -39,7 +39,7 @@ def test_a_stream_and_a_job_are_shown_as_html_with_their_graph(shown: list[Any])
     _, stream, job, _ = shown
     assert "stream same of job spent" in stream["text/html"] and "<svg" in stream["text/html"]
     assert "job spent" in job["text/html"] and "<svg" in job["text/html"]
-    assert job["text/plain"].startswith("<job spent"), "where there is no HTML, a line"
+    assert job["text/plain"].startswith("<job spent"), "without HTML, a line"
 
 
 def test_a_plot_is_shown_as_a_picture(shown: list[Any]) -> None:

@@ -1,6 +1,6 @@
 """The pages of the documentation that need no Spark: their programs and commands run.
 
-Those that need it are run by tests/spark/test_guide.py, in the same way.
+tests/spark/test_guide.py runs the others in the same way.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def test_the_programs_of_a_page_run(document: Page, tmp_path: Path) -> None:
 
 
 def test_every_page_with_a_program_says_what_must_come_out() -> None:
-    """The guide to sinks writes to places of all kinds: its test looks into them."""
+    """Except the guide to sinks: its test reads what it has written."""
     silent = [p.name for p in PAGES if p.is_program and not p.says_what_comes_out]
     assert silent == ["guide/sinks.md"]
 
@@ -45,7 +45,7 @@ def test_every_block_is_of_a_language_that_is_checked_or_only_shown(document: Pa
     for block in document.blocks:
         where = f"docs/{document.name}:{block.line}"
         assert block.language in {"python", "bash", "output"} | SHOWN_ONLY, where
-        assert block.is_run or document.name in OTHERS, f"{where}: it is ours, so it is run"
+        assert block.is_run or document.name in OTHERS, f"{where}: code of cairn must run"
         if block.language == "bash":
             for args in commands(block.code):
                 assert args[0] == "cairn" or args[0] in OTHER_COMMANDS, f"{where}: {args}"
@@ -60,7 +60,7 @@ def test_no_block_of_a_page_is_left_open(document: Page) -> None:
 
 
 def test_files_that_are_linked_to_outside_the_site_are_there() -> None:
-    """Within the site it is the build that looks."""
+    """The build of the site checks the links within it."""
     root = DOCS.parent
     links = [
         (page.name, target)
@@ -88,5 +88,5 @@ def test_arguments_of_a_command_that_is_not_run_are_checked() -> None:
     check_arguments(["run", "job.py:build", "--checkpoint", "ckpt"])
     with pytest.raises(Exception, match="No such option"):
         check_arguments(["run", "job.py:build", "--checkpoint", "ckpt", "--no-such-option"])
-    with pytest.raises(AssertionError, match="no command"):
+    with pytest.raises(AssertionError, match="unknown command"):
         check_arguments(["fly"])

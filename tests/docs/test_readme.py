@@ -1,4 +1,4 @@
-"""The README does what it says: its program runs when pasted, survives a kill, and goes on."""
+"""The README's program runs when pasted, survives a kill and continues; its numbers are real."""
 
 from __future__ import annotations
 
@@ -59,11 +59,14 @@ def test_numbers_of_readme_and_benchmarks_page_are_those_of_the_results() -> Non
 
 @pytest.mark.slow
 def test_the_program_killed_and_started_again_counts_every_payment_once(tmp_path: Path) -> None:
+    # It is killed after three epochs, however long a busy machine takes for them.
+    assert "run.wait(20)" in program()
+    (tmp_path / "patient.py").write_text(program().replace("run.wait(20)", "run.wait(600)"))
     (tmp_path / "quickstart.py").write_text(program())
     checkpoint = tmp_path / "checkpoint" / "spending"
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     first = subprocess.Popen(
-        [sys.executable, "quickstart.py"],
+        [sys.executable, "patient.py"],
         cwd=tmp_path,
         env=environment,
         stdout=subprocess.PIPE,
@@ -90,11 +93,11 @@ def test_the_program_killed_and_started_again_counts_every_payment_once(tmp_path
     # A payment lost or counted twice would
     # show in every total that follows.
     for account, payments, spent in before + after:
-        assert (payments, spent) in expected_totals(account), account
+        assert (payments, spent) in possible_totals(account), account
 
 
-def expected_totals(account: int) -> set[tuple[int, int]]:
-    """Every (payments, spent) an account passes through, by the program's own arithmetic."""
+def possible_totals(account: int) -> set[tuple[int, int]]:
+    """Return every (payments, spent) of an account, by the program's own arithmetic."""
     totals = set()
     spent = 0
     for count in range(1, 600):
@@ -104,7 +107,7 @@ def expected_totals(account: int) -> set[tuple[int, int]]:
 
 
 def spark_hash(value: int) -> int:
-    """Spark's `hash` of a long: Murmur3 (x86, 32 bits) with seed 42, as a signed int."""
+    """Return Spark's `hash` of a long: Murmur3 (x86, 32 bits) with seed 42, as a signed int."""
     h = 42
     for word in (value & 0xFFFFFFFF, value >> 32 & 0xFFFFFFFF):
         k = word * 0xCC9E2D51 & 0xFFFFFFFF

@@ -1,4 +1,4 @@
-"""The site is built without a warning, and its reference has all there is."""
+"""The site builds without a warning, and its reference is complete."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def test_every_kind_of_state_is_in_the_reference(site: Path) -> None:
 
 def test_a_call_of_a_run_is_in_the_reference_with_its_docstring(site: Path) -> None:
     text = text_of(site / "reference" / "api.html")
-    said = inspect.cleandoc(cairn.Job.start.__doc__ or "").splitlines()[0]
-    assert said in text and "rescale(" in text
+    summary = inspect.cleandoc(cairn.Job.start.__doc__ or "").splitlines()[0]
+    assert summary in text and "rescale(" in text
 
 
 def test_every_picture_is_used_and_stands_alone() -> None:

@@ -1,4 +1,4 @@
-"""Where sinks publish, as the outside world sees it: one `Place` per kind of sink.
+"""The places that sinks publish to, seen from outside: one `Place` per kind of sink.
 
 The contract suite and the simulations run over all of them. A new sink adds a module with
 its places, and their names here.

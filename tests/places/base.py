@@ -1,4 +1,4 @@
-"""What tests ask of a place."""
+"""The interface of a place to tests."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Row = tuple[Any, ...]
 
 
 class Place(ABC):
-    """Where a sink publishes, seen by the driver, a slot and the outside world."""
+    """The target of a sink, seen by the driver, a slot and the outside world."""
 
     is_keyed: ClassVar[bool] = False
     """Rows of one `k` replace each other: the last one of the newest epoch is seen."""
     is_shared: ClassVar[bool] = True
-    """What another job or sink publishes into the same place is seen too."""
+    """Rows that another job or sink publishes into the same place are visible too."""
 
     is_in_pieces: ClassVar[bool] = False
     """A commit puts one thing after the other in place, and passes driver.sink.piece for each."""
@@ -56,11 +56,11 @@ class Place(ABC):
 
     @abstractmethod
     def rows(self, driver: Sink) -> list[Row]:
-        """What a reader sees now, as (k, s), in any order."""
+        """Return the rows a reader sees now, as (k, s), in any order."""
 
     @abstractmethod
     def leftovers(self) -> list[str]:
-        """What is stored and not published, but for marks: staged files, rows, transactions."""
+        """Return unpublished data, without marks: staged files, rows, transactions."""
 
     def elsewhere(self) -> Place:
         """A place of the same kind at another target."""
@@ -70,7 +70,7 @@ class Place(ABC):
         """Let the target take rows with one more column of text."""
 
     def connections(self) -> list[str]:
-        """Which connections of sinks are open, where that can be seen."""
+        """Return the open connections of sinks, if that can be seen."""
         return []
 
     def close(self) -> None:
@@ -120,7 +120,7 @@ def batch(*rows: Row) -> pa.RecordBatch:
 
 
 def prepared(sink: Sink, epoch: int, *rows: Row, subtask: int = 0, **execution: int) -> Committable:
-    """What a slot's sink prepares of these rows, one batch each."""
+    """Prepare these rows in a slot's sink, one batch each, and return the committable."""
     writer = sink.writer(epoch, subtask, Execution(**execution))
     for row in rows:
         writer.write(batch(row))

@@ -33,7 +33,7 @@ class DeltaPlace(Place):
         DeltaTable(self.path).alter.add_columns([field])
 
     def leftovers(self) -> list[str]:
-        """What is prepared, and data files of ours that the log does not name."""
+        """Return prepared files, and data files of ours that the log does not name."""
         folder = self.folder / "table"
         staged = [str(path) for path in folder.glob("_cairn/**/*") if path.is_file()]
         known = set(pa.table(DeltaTable(self.path).get_add_actions())["path"].to_pylist())

@@ -41,23 +41,23 @@ class PostgresPlace(Place):
         return Postgres(self.uri, f"{self.schema}.rows", mode=self.mode, key=key, create=True)
 
     def rows(self, driver: Sink) -> list[Row]:
-        return self._asked(f"select k, s from {self.schema}.rows")
+        return self._query(f"select k, s from {self.schema}.rows")
 
     def add_column(self, name: str) -> None:
         self.outside.execute(f"alter table {self.schema}.rows add column {name} text")
 
     def leftovers(self) -> list[str]:
         """Staged pieces, listed or not, what is prepared, and transactions that are open."""
-        tables = self._asked(
+        tables = self._query(
             "select c.relname from pg_class c where c.relnamespace = %s::regnamespace"
             " and c.relname like 'cairn_piece%%' and c.relkind = 'r'",
             self.schema,
         )
-        listed = self._asked(f"select place from {self.schema}.cairn_staged")
-        prepared = self._asked(
+        listed = self._query(f"select place from {self.schema}.cairn_staged")
+        prepared = self._query(
             "select gid from pg_prepared_xacts where database = current_database()"
         )
-        open_ = self._asked(
+        open_ = self._query(
             "select application_name, query from pg_stat_activity"
             " where datname = current_database() and application_name like 'cairn:%'"
             " and xact_start is not null and backend_type = 'client backend'"
@@ -66,24 +66,24 @@ class PostgresPlace(Place):
 
     def connections(self) -> list[str]:
         # A backend takes a moment to end after its client is gone.
-        return self._asked_until_empty(
+        return self._query_until_empty(
             "select application_name from pg_stat_activity"
             " where datname = current_database() and application_name like 'cairn:%'"
         )
 
     def close(self) -> None:
-        # What a test has left open is not the next one's: they share the database.
-        self._asked(
+        # Tests share the database: close everything that this one has left open.
+        self._query(
             "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
             " where datname = current_database() and application_name like 'cairn:%'"
         )
         ours = "select gid from pg_prepared_xacts where database = current_database()"
-        for (gid,) in self._asked(ours):
+        for (gid,) in self._query(ours):
             self.outside.execute(f"rollback prepared '{gid}'")
         self.outside.execute(f"drop schema {self.schema} cascade")
         self.outside.close()
 
-    def _asked(self, query: str, *parameters: str) -> list[Row]:
+    def _query(self, query: str, *parameters: str) -> list[Row]:
         try:
             return self.outside.execute(query.encode(), parameters or None).fetchall()
         except psycopg.OperationalError:
@@ -91,9 +91,9 @@ class PostgresPlace(Place):
             self.outside = psycopg.connect(self.uri, autocommit=True)
             return self.outside.execute(query.encode(), parameters or None).fetchall()
 
-    def _asked_until_empty(self, query: str) -> list[str]:
+    def _query_until_empty(self, query: str) -> list[str]:
         for _ in range(200):
-            found = [row[0] for row in self._asked(query)]
+            found = [row[0] for row in self._query(query)]
             if not found:
                 return []
             self.outside.execute("select pg_sleep(0.02)")

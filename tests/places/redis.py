@@ -13,7 +13,7 @@ from cairn.sinks import Redis
 from cairn.sinks.base import Sink
 from tests import servers
 from tests.places.base import Place, Row
-from tests.places.wal import staged
+from tests.places.wal import list_staged
 
 PREFIX = "row:"
 
@@ -58,7 +58,7 @@ class RedisHashPlace(Place):
         return None if found is None else found.decode()
 
     def leftovers(self) -> list[str]:
-        return staged(self.folder) + [str(path) for path in self.scratch.iterdir()]
+        return list_staged(self.folder) + [str(path) for path in self.scratch.iterdir()]
 
     def connections(self) -> list[str]:
         # The server notices a little later that a connection is closed.

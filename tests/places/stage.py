@@ -55,7 +55,7 @@ class Stage:
         return self.place.seen(driver or self.driver)
 
     def as_seen(self, *rows: Row) -> list[Row]:
-        """What a reader finds when these rows were published, one after the other."""
+        """Return the rows a reader finds after these were published, one after the other."""
         if self.place.is_keyed:
             rows = tuple({row[0]: row for row in rows}.values())
         return sorted(rows, key=str)

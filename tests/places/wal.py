@@ -79,7 +79,7 @@ class WalPlace(Place):
         return Table(self.folder / "table").rows()
 
     def leftovers(self) -> list[str]:
-        return staged(self.folder) + [str(path) for path in self.scratch.iterdir()]
+        return list_staged(self.folder) + [str(path) for path in self.scratch.iterdir()]
 
 
 class ForeachBatchPlace(WalPlace):
@@ -101,7 +101,7 @@ class ForeachPlace(WalPlace):
         return [tuple(json.loads(line)) for line in lines]
 
 
-def staged(folder: Path) -> list[str]:
+def list_staged(folder: Path) -> list[str]:
     """Rows that wait in the checkpoint of a place."""
     found = open_store(str(folder / "checkpoint")).list("wal")
     return [stored.path for stored in found if "/published/" not in stored.path]

@@ -13,6 +13,7 @@ import pytest
 
 from cairn.driver.coordinator.guarantees import Guarantee
 from cairn.testing import SimulatedCrash, crash_points, told_of_passes
+from tests.marks import for_soak
 from tests.places import PLACES
 from tests.simulation.outlets import OutletDriver, OutletWorld
 from tests.simulation.test_exactly_once import seeds, survive
@@ -27,6 +28,11 @@ LASTING = [
     if place.is_shared and not place.is_far and name not in ("files, json by key", "redis string")
 ]
 """Formats do not matter here."""
+MOST = [
+    for_soak(name) if name in ("files, one a row", "delta, partitioned") else name
+    for name in LASTING
+]
+"""Without those that commit as another one does."""
 # Rounds, idle epochs, other parallelism, savepoints and bases have no part in publishing.
 ELSEWHERE = (
     "driver.savepoint.loaded", "driver.round.ran", "driver.idle.due", "driver.idle.ended",
@@ -64,6 +70,7 @@ def crash_in(world: OutletWorld, point: str, nth: int = 1) -> Iterator[None]:
         assert passes >= nth, f"pass {nth} of {point} did not come"
 
 
+@pytest.mark.parametrize("world", MOST, indirect=True)
 def test_a_crash_at_any_point_publishes_every_row_as_promised(world: OutletWorld) -> None:
     for point, nth in POINTS:
 
@@ -91,6 +98,7 @@ def test_a_crash_at_any_point_publishes_every_row_as_promised(world: OutletWorld
     assert world.committed_rows() >= len(POINTS) * 4
 
 
+@pytest.mark.parametrize("world", MOST, indirect=True)
 def test_batches_published_before_the_record_are_repeated_and_never_lost(
     world: OutletWorld,
 ) -> None:

@@ -411,7 +411,7 @@ class Driver:
                 term,
                 store=self.store,
                 sources=["rows"],
-                since=self.coordinator.log.restored_by() or 0,
+                since=self.coordinator.log.last_restore() or 0,
             )
         else:
             position = settle(newest, term, store=self.store, sources=["rows"])

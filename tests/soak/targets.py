@@ -161,7 +161,8 @@ class PostgresTarget(Target):
 
     def sink(self) -> Any:
         key = ("account",) if self.is_keyed else ()
-        return sinks.Postgres(self.site.postgres, self.table, mode=self.mode, key=key, create=True)
+        mode: Any = self.mode
+        return sinks.Postgres(self.site.postgres, self.table, mode=mode, key=key, create=True)
 
     def _ask(self, query: str) -> list[Any]:
         import psycopg

@@ -80,7 +80,7 @@ def attach() -> None:
         for query in session.streams.active:
             query.stop()
 
-    session.stop = stop  # type: ignore[method-assign]
+    session.stop = stop
     SparkSession._instantiatedSession = session
 
 
@@ -88,7 +88,7 @@ def note_runs() -> None:
     """Write down the id of each run before it starts a slot."""
     from cairn.driver import start
 
-    new_id = start.new_id
+    new_id = start.new_id  # type: ignore[attr-defined]
 
     def noted() -> str:
         run_id = new_id()
@@ -96,7 +96,7 @@ def note_runs() -> None:
             file.write(f"{run_id}\n")
         return run_id
 
-    start.new_id = noted
+    start.new_id = noted  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":

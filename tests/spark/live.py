@@ -73,4 +73,4 @@ class Live:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.run.__exit__(*exc)
+        self.run.__exit__(*exc)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ import pytest
 from cairn import Job, PlanError, sinks
 from cairn.driver.coordinator import partials
 from cairn.driver.coordinator.partials import PartialChoice
+from tests.marks import for_soak
 from tests.spark.support import T0, finish
 
 SCHEMA = (
@@ -106,7 +107,7 @@ def assert_same(found: dict[Any, Any], expected: dict[Any, Any]) -> None:
         assert not wrong, f"key {key}: (found, expected) {wrong}"
 
 
-@pytest.mark.parametrize(("parallelism", "keys"), [(1, ("k",)), (3, ("g", "k"))])
+@pytest.mark.parametrize(("parallelism", "keys"), [for_soak(1, ("k",)), (3, ("g", "k"))])
 def test_running_aggregates_are_those_of_a_group_by(
     spark: Any, make_input: Any, tmp_path: Any, plan: str, keys: Any, parallelism: int
 ) -> None:

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pytest
 
 from cairn import BatchProcess, FunctionError, Job, KeyedProcess, PlanError, sinks, state
+from tests.marks import for_soak
 from tests.spark.support import epochs, eventually, finish, published, slot_pids
 
 ROWS = "k bigint, name string, day date, v bigint"
@@ -92,7 +93,12 @@ def last_words(rows: list[dict[str, Any]], keys: tuple[str, ...]) -> dict[Any, A
 
 @pytest.mark.parametrize(
     ("keys", "backend"),
-    [("bigint", "heap"), ("string", "rocksdb"), ("several", "heap"), ("several", "rocksdb")],
+    [
+        ("bigint", "heap"),
+        for_soak("string", "rocksdb"),
+        for_soak("several", "heap"),
+        ("several", "rocksdb"),
+    ],
 )
 def test_counts_are_those_of_group_by_over_restarts_at_other_parallelisms(
     spark: Any, make_input: Any, tmp_path: Any, keys: str, backend: str

@@ -14,6 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.spark.attached import Attachment
+from tests.spark.support import ROOT
+
+pytestmark = pytest.mark.slow
+
 JOB = '''
 import sys
 from pyspark.sql import functions as F
@@ -68,10 +73,21 @@ def command(job: Path, build: str, *more: str) -> list[str]:
     ]  # fmt: skip
 
 
-def cairn_run(job: Path, *more: str) -> subprocess.CompletedProcess[str]:
+def cairn_run(job: Path, *more: str, on: Any = None) -> subprocess.CompletedProcess[str]:
+    """Run the job in a process of its own, on its own Spark or that of a session."""
     call = command(job, "build", "--trigger", "available-now", *more)
     call += ["--", str(job / "in"), str(job / "out")]
-    return subprocess.run(call, capture_output=True, text=True, timeout=240)
+    if on is None:
+        return subprocess.run(call, capture_output=True, text=True, timeout=240)
+    attachment = Attachment(on)
+    call[2:2] = ["tests.spark.attached"]
+    environment = {**os.environ, **attachment.environment}
+    try:
+        return subprocess.run(
+            call, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240
+        )
+    finally:
+        attachment.close()
 
 
 def write(job: Path, name: str, keys: list[int], values: list[int]) -> None:
@@ -85,9 +101,9 @@ def written(job: Path) -> list[tuple[Any, ...]]:
     return sorted(rows)
 
 
-def test_a_second_run_goes_on_and_json_is_all_there_is_on_stdout(job: Path) -> None:
+def test_a_second_run_goes_on_and_json_is_all_there_is_on_stdout(spark: Any, job: Path) -> None:
     write(job, "a", [1, 1, 2], [10, 11, 12])
-    first = cairn_run(job, "--json")
+    first = cairn_run(job, "--json", on=spark)
     assert first.returncode == 0, first.stderr
     (epoch,) = [json.loads(line) for line in first.stdout.splitlines()]
     assert (epoch["rows_in"], epoch["rows_out"], epoch["parent"]) == (3, 3, None)
@@ -95,7 +111,7 @@ def test_a_second_run_goes_on_and_json_is_all_there_is_on_stdout(job: Path) -> N
     assert "a line the job prints" in first.stderr
 
     write(job, "b", [2, 3], [13, 14])
-    second = cairn_run(job)
+    second = cairn_run(job, on=spark)
     assert second.returncode == 0, second.stderr
     printed, head, line, end = second.stdout.splitlines()
     assert printed == "a line the job prints" and head.startswith("count on file://")

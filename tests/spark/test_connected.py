@@ -10,6 +10,7 @@ import signal
 import pytest
 
 from cairn import Job, KeyedProcess, sinks, state, windows
+from tests.marks import for_soak
 from tests.spark.support import T0, epochs, finish
 
 
@@ -99,7 +100,7 @@ CLICKS = [
 ]
 
 
-@pytest.mark.parametrize("how", ["left", "right"])
+@pytest.mark.parametrize("how", ["left", for_soak("right")])
 def test_a_window_after_a_join_of_deduplicated_rows_counts_every_row(
     spark, make_input, tmp_path, how
 ):

@@ -32,6 +32,7 @@ from cairn.storage.store import open_store
 from cairn.storage.verify import verify
 from cairn.testing.crash import crash_points
 from cairn.testing.faulty_store import Fault, FaultyStore
+from tests.marks import for_soak
 from tests.soak.schedule import DRIVER_POINTS, SINK_POINTS
 from tests.spark.programs.ledger import SCHEMA, Ledger, build, payments
 from tests.spark.support import Input, Program, by_id, epochs, finish, published, stored_state
@@ -133,7 +134,7 @@ def test_driver_killed_at_its_start_or_in_an_epoch_loses_and_doubles_nothing(
     """Two chains of drivers at the same time, each of which dies at the points in turn.
 
     The second one starts from a savepoint, with the output that there was by then.
-    All points between the last subtask and the end of the epoch are in test_sink_kills.
+    Points between the last subtask and the end of the epoch are in test_sink_kills.
     """
     arguments = {
         # Once per start.
@@ -234,7 +235,10 @@ BESIDE = ("slot.restored", "slot.base.begun", "slot.base.written", "slot.sst.upl
     [
         ("heap", "slot.batch"),
         ("heap", "slot.delta.written"),
-        *(("rocksdb", point) for point in sorted(set(crash_points("slot")) - set(BESIDE))),
+        *(
+            (for_soak if point == "slot.batch" else pytest.param)("rocksdb", point)
+            for point in sorted(set(crash_points("slot")) - set(BESIDE))
+        ),
     ],
 )
 def test_slots_killed_at_every_point_are_replaced_and_change_nothing(
@@ -323,10 +327,10 @@ def faulty(monkeypatch):
 @pytest.mark.parametrize(
     "fault",
     [
-        Fault("put", 3, "before"),
-        Fault("put", 3, "after"),
+        for_soak(Fault("put", 3, "before")),
+        for_soak(Fault("put", 3, "after")),
         Fault("put", 3, "enospc"),
-        Fault("put_if_absent", 4, "before"),
+        for_soak(Fault("put_if_absent", 4, "before")),
         Fault("put_if_absent", 4, "after"),
     ],
     ids=lambda fault: f"{fault.operation}-{fault.kind}",
@@ -340,7 +344,7 @@ def test_store_that_fails_once_or_does_not_say_is_asked_again(
     short.check(tmp_path)
 
 
-@pytest.mark.parametrize("operation", ["put", "put_if_absent"])
+@pytest.mark.parametrize("operation", [for_soak("put"), "put_if_absent"])
 def test_full_disk_fails_the_run_cleanly_and_the_next_one_goes_on(
     spark, short, tmp_path, faulty, operation
 ):
@@ -357,7 +361,7 @@ def test_full_disk_fails_the_run_cleanly_and_the_next_one_goes_on(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 4])
+@pytest.mark.parametrize("seed", [1, for_soak(4)])
 def test_store_that_fails_at_random_costs_restarts_and_nothing_else(
     spark, short, tmp_path, faulty, seed
 ):
@@ -522,7 +526,7 @@ def test_lost_folder_of_spark_s_is_laid_out_from_the_newest_epoch(spark, short, 
 # Age
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # Jobs of the simulation grow old in every `make test`.
 @pytest.mark.timeout(600)
 def test_job_that_grows_old_merges_rebases_and_collects_without_changing_anything(
     spark, tmp_path, monkeypatch

@@ -63,7 +63,7 @@ def test_driver_killed_around_a_live_change_loses_and_doubles_nothing(
 
     The second epoch of each driver is the first with another parallelism and function.
     What a driver does between its records does not depend on the change: those points are
-    in test_sink_kills, and all of them with changes in the simulation.
+    in test_sink_kills and `make soak`, and all of them with changes in the simulation.
     """
     points = [
         [

@@ -91,7 +91,7 @@ def test_demo_leaves_a_folder_alone_that_it_has_not_made(tmp_path: Path) -> None
     (tmp_path / "letter.txt").touch()
     result = run_demo(tmp_path)
     assert result.returncode == 2
-    assert "no demo made it" in result.stderr
+    assert "not from a demo" in result.stderr
     assert (tmp_path / "letter.txt").exists()
 
 

@@ -13,6 +13,8 @@ import pytest
 from cairn.storage.log import Log
 from cairn.storage.store import open_store
 
+pytestmark = pytest.mark.slow  # Each test starts Spark.
+
 PROGRAM = """
 import cairn
 from cairn import Job, KeyedProcess, sinks, state

@@ -18,6 +18,7 @@ from cairn import (
     StateSchemaError,
     state,
 )
+from tests.marks import for_soak
 from tests.spark.live import FILES, Live
 from tests.spark.programs.ledger import SCHEMA, Ledger, Ledger2, build, payments
 from tests.spark.support import (
@@ -42,7 +43,7 @@ def undisturbed(spark, tmp_path_factory):
     return by_id(published(folder / "booked")), stored_state(job, folder / "checkpoint")
 
 
-@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+@pytest.mark.parametrize("backend", [for_soak("heap"), "rocksdb"])
 def test_rescaling_a_running_query_moves_state_and_rewrites_nothing(
     spark, undisturbed, tmp_path, backend
 ):
@@ -155,7 +156,7 @@ class Doubled(Ledger):
             yield row_id, account, n, total * 2, size
 
 
-@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+@pytest.mark.parametrize("backend", ["heap", for_soak("rocksdb")])
 def test_upgrading_a_running_query_keeps_state_and_restores_nothing(
     spark, undisturbed, tmp_path, backend
 ):
@@ -199,7 +200,7 @@ class Wider(KeyedProcess):
         yield row.id, row.account, count, int(self.total.get()), row.amount // 250
 
 
-@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+@pytest.mark.parametrize("backend", [for_soak("heap"), "rocksdb"])
 def test_an_upgrade_that_changes_the_form_of_state_migrates_it_once(
     spark, undisturbed, tmp_path, monkeypatch, backend
 ):

@@ -239,7 +239,7 @@ def counts():
 def test_dataframes_of_another_shape_are_refused_at_once(spark):
     with pytest.raises(PlanError, match="streaming"):
         counts().put("op", "n", spark.readStream.format("rate").load())
-    with pytest.raises(StateSchemaError, match="k string, where it is bigint"):
+    with pytest.raises(StateSchemaError, match="k string, declared as bigint"):
         counts().put("op", "n", spark.createDataFrame([("a", 1)], "k string, value long"))
 
 

@@ -32,6 +32,7 @@ from cairn.storage.log import Log, create_or_open_job
 from cairn.storage.memory import memory_folder
 from cairn.storage.store import open_store
 from cairn.storage.verify import verify
+from tests.marks import for_soak
 from tests.spark.live import Live
 from tests.spark.programs.ledger import SCHEMA, build, payments
 from tests.spark.support import (
@@ -90,10 +91,10 @@ def input_of(folder, ledger, files):
 @pytest.mark.parametrize(
     ("before", "after", "parallelism"),
     [
-        ("heap", "heap", 3),
+        for_soak("heap", "heap", 3),
         ("heap", "rocksdb", 1),
-        ("rocksdb", "heap", 1),
-        ("rocksdb", "rocksdb", 2),
+        ("rocksdb", "heap", 3),
+        for_soak("rocksdb", "rocksdb", 2),
     ],
 )
 def test_a_savepoint_restores_every_value_into_any_backend_at_any_parallelism(

@@ -257,7 +257,7 @@ def high_water_mb(pid):
 
 @pytest.mark.slow
 def test_epoch_larger_than_slots_and_workers_may_grow_streams_through(spark, make_input, tmp_path):
-    count, payload_bytes = 500_000, 4000
+    count, payload_bytes = 250_000, 8000
     # A few ids a row: Spark holds all that one row explodes into at once.
     ids = make_input("first bigint").add(*[(first,) for first in range(0, count, 1000)])
     out = sinks.Collect()

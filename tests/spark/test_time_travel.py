@@ -25,6 +25,7 @@ from cairn.storage.spark_log import COMPACT_SETTING
 from cairn.storage.store import open_store
 from cairn.storage.verify import verify
 from cairn.testing.crash import SimulatedCrash, simulated_crash
+from tests.marks import for_soak
 from tests.spark.live import Live, Undisturbed
 from tests.spark.programs.ledger import SCHEMA, build, payments
 from tests.spark.support import (
@@ -119,7 +120,7 @@ def test_a_job_whose_lists_of_files_were_compacted_at_another_interval_is_taken_
     assert stored_state(other, tmp_path / "other" / "checkpoint") == ledger.state(7)
 
 
-@pytest.mark.parametrize("point", ["driver.takeover.written", "driver.rewind.laid"])
+@pytest.mark.parametrize("point", [for_soak("driver.takeover.written"), "driver.rewind.laid"])
 def test_a_start_that_dies_after_a_rollback_changes_nothing_for_the_next(
     spark, ledger, tmp_path, point
 ):
@@ -222,7 +223,7 @@ def test_a_branch_of_a_running_job_and_its_parent_do_not_notice_each_other(
         assert info.parent_epoch == start.number
         # The parent goes on until the epoch is retired, and has bases instead of its files.
         parent.feed(4)
-        assert Log(store).retired_below() > start.number
+        assert Log(store).oldest_kept() > start.number
         kept = epochs(parent.checkpoint)
         held = object_paths([start]) - object_paths(kept)
         assert held, "the parent itself needs them no more"
@@ -251,7 +252,7 @@ def test_a_branch_of_a_running_job_and_its_parent_do_not_notice_each_other(
     assert parent.booked() == ledger.booked()
 
 
-@pytest.mark.parametrize(("backend", "parallelism"), [("rocksdb", 3), ("heap", 1)])
+@pytest.mark.parametrize(("backend", "parallelism"), [("rocksdb", 3), for_soak("heap", 1)])
 def test_a_branch_of_an_older_epoch_runs_in_any_backend_at_any_parallelism(
     spark, ledger, tmp_path, backend, parallelism
 ):

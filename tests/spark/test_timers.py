@@ -14,6 +14,7 @@ from cairn import Job, KeyedProcess, sinks, state
 from cairn.snapshots import write_savepoint
 from cairn.snapshots.rollback import rollback
 from cairn.storage.store import open_store
+from tests.marks import for_soak
 from tests.spark.support import (
     T0,
     Input,
@@ -84,7 +85,7 @@ def timers(job, checkpoint):
     return stored_state(job, checkpoint)["remind"]["timers.event"]
 
 
-@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+@pytest.mark.parametrize("backend", [for_soak("heap"), "rocksdb"])
 def test_a_timer_set_before_a_savepoint_fires_after_restore_at_another_parallelism(
     spark, tmp_path, backend
 ):

@@ -12,6 +12,7 @@ import pytest
 
 from cairn import Job, KeyedProcess, sinks, state
 from cairn.key_groups import key_group
+from tests.marks import for_soak
 from tests.spark.support import T0, epochs, finish, stored_state
 
 UTC = dt.UTC
@@ -139,7 +140,7 @@ class Remember(KeyedProcess):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
+@pytest.mark.parametrize("zone", [for_soak("UTC"), "America/New_York"])
 def test_rows_and_state_of_every_type_come_back_as_they_went_in(spark, make_input, tmp_path, zone):
     """Through two levels, into state, over a restart, in any session time zone."""
     schema = f"k bigint, {VALUES}"

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from cairn import Job, KeyedProcess, WindowFunction, sinks, windows
 from cairn.errors import PlanError
+from tests.marks import for_soak
 from tests.spark.support import T0, Input, epochs, eventually, finish, published, slot_pids
 
 ROWS = "k string, ts timestamp, v bigint"
@@ -204,7 +205,7 @@ def test_a_killed_slot_a_rescale_and_a_savepoint_change_no_window(spark, tmp_pat
     check(spark, tmp_path, source, late)
 
 
-@pytest.mark.parametrize("drain", [False, True])
+@pytest.mark.parametrize("drain", [for_soak(False), True])
 def test_windows_of_windows_come_to_what_batch_sql_does(spark, tmp_path, make_input, drain):
     """Minutes of ten seconds each, and minutes of the sessions that ended in them."""
     from pyspark.sql import functions as F

@@ -161,7 +161,7 @@ class Backend(ABC):
     def begin_base(self, tables: Mapping[str, Table], groups: range) -> Base:
         """Fix the present state, to be written. One base at a time."""
 
-    def load(self, store: Store, ref: FileRef, groups: range, scratch: str) -> bool:
+    def load(self, store: Store, ref: FileRef, groups: range) -> bool:
         """Use the files of a base as they are for these empty key groups.
 
         Every state must be open, with rows for the groups. False if the caller must read the

@@ -24,48 +24,46 @@ from cairn.storage.verify import verify
 
 
 class NoCheckpointError(CairnError):
-    """There is no checkpoint where the command was told to look."""
+    """The command names a place without a checkpoint."""
 
 
 def split_epoch(text: str) -> tuple[str, int | None]:
-    """CHECKPOINT or CHECKPOINT@EPOCH: digits after the last '@' are an epoch."""
+    """Split CHECKPOINT[@EPOCH]: digits after the last '@' are an epoch."""
     match = re.fullmatch(r"(.+)@([0-9]+)", text, re.DOTALL)
     return (match[1], int(match[2])) if match else (text, None)
 
 
 def open_folder(url: str) -> Store:
-    """The store at a url, if there is anything; local folders are not made."""
+    """Return the store at a URL, if it exists; local folders are not made."""
     try:
         return open_store(url, create=False)
     except NotFoundError:
-        raise _no_checkpoint(url, "there is no such folder") from None
+        raise _no_checkpoint(url, "the folder does not exist") from None
     except ValueError as error:
         raise NoCheckpointError(str(error)) from None
 
 
 def open_checkpoint(url: str) -> Store:
-    """The store of a checkpoint that exists."""
+    """Return the store of an existing checkpoint."""
     store = open_folder(url)
     if is_being_removed(store):
         raise NoCheckpointError(
-            f"the removal of {url} was interrupted; what is left is no checkpoint\n"
-            f"  next: `cairn rm {url}` goes on with it",
+            f"the removal of {url} was interrupted; the rest is not a checkpoint\n"
+            f"  next: `cairn rm {url}` continues it",
             url=url,
         )
     if not store.exists("job.json") and not store.list(LOG_FOLDER):
         if store.exists(SAVEPOINT_PATH):
             readers = f"`cairn state {url}` and `cairn verify {url}` read it"
             raise _no_checkpoint(url, "a savepoint", readers)
-        raise _no_checkpoint(url, "neither job.json nor epochs/ is there")
+        raise _no_checkpoint(url, "neither job.json nor epochs/")
     return store
 
 
 def _no_checkpoint(
-    url: str, found: str, next: str = "give the checkpoint= that the job was started with"
+    url: str, found: str, next: str = "use the checkpoint= of the job"
 ) -> NoCheckpointError:
-    return NoCheckpointError(
-        f"there is no checkpoint at {url}\n  found: {found}\n  next: {next}", url=url
-    )
+    return NoCheckpointError(f"no checkpoint at {url}\n  found: {found}\n  next: {next}", url=url)
 
 
 class Finding(msgspec.Struct, frozen=True):

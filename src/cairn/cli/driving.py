@@ -67,7 +67,7 @@ def drive(settings: Settings) -> None:
     pickle_by_value_in_spark(module)
     try:
         # Nothing else may write to the terminal of a live view.
-        with _Interrupts() as interrupts, progress.muted(if_=is_live):
+        with _Interrupts() as interrupts, progress.mute(if_=is_live):
             job = build_job(build, spark, settings.target, settings.args)
             store = open_store(settings.options.checkpoint)
             view = _view(settings, job.name, store.url, out, is_live=is_live)
@@ -78,7 +78,7 @@ def drive(settings: Settings) -> None:
                         # With --json, stdout has nothing but JSON.
                         print(f"dashboard: {run.url}", file=sys.stderr if out else sys.stdout)
                     _follow(run, _Follower(run), view, interrupts)
-                view.ended(run.status)
+                view.end(run.status)
     except Exception as error:
         if log is not None:
             error.add_note(f"spark's log: {log}")

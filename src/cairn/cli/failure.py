@@ -38,7 +38,7 @@ def report_errors(*, debug: bool) -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
     except BrokenPipeError:
         # The reader of our output (head, less) has closed it; Python must not complain at exit.
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         raise typer.Exit(FAILED) from None
     except Exception as error:
         if debug:

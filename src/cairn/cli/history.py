@@ -1,7 +1,7 @@
 """The commands that change a checkpoint as a whole: rollback, branch, rm.
 
 Always true here:
-- what cannot be taken back is said first, then asked; `--yes` answers for scripts;
+- before a change that cannot be undone, it is described and confirmed; `--yes` confirms it;
 - where nobody can answer and `--yes` is missing, nothing is done.
 """
 
@@ -16,7 +16,7 @@ from rich.text import Text
 
 from cairn.cli.checkpoint import open_checkpoint, open_folder, split_epoch
 from cairn.cli.job_file import UsageError
-from cairn.cli.tables import many, passed_s, print_json, stdout_console, when
+from cairn.cli.tables import many, print_json, seconds_since, stdout_console, when
 from cairn.report.text import age, count, duration, size
 from cairn.snapshots.branch import branch
 from cairn.snapshots.rollback import RollbackPlan, plan_rollback, rollback
@@ -46,7 +46,7 @@ def roll_back(checkpoint: str, epoch: int, *, yes: bool, as_json: bool) -> None:
         print_json(facts)
     else:
         said = f"epoch {epoch} is the newest one (record {restore.number}); the next start "
-        _done("rolled back: ", f"{said}goes on from there")
+        _print_done("rolled back: ", f"{said}goes on from there")
 
 
 def make_branch(
@@ -68,7 +68,7 @@ def make_branch(
     if as_json:
         print_json(info._asdict())
         return
-    _done("branched: ", f"epoch {info.parent_epoch} is epoch {info.epoch} of {info.url}")
+    _print_done("branched: ", f"epoch {info.parent_epoch} is epoch {info.epoch} of {info.url}")
     console = stdout_console()
     shared = f"{many(info.objects, 'object')} ({size(info.bytes)}) shared, nothing copied"
     console.print(f"  {shared}")
@@ -91,9 +91,11 @@ def remove(checkpoint: str, *, yes: bool, force: bool, as_json: bool) -> None:
     if as_json:
         print_json({"removed": store.url, "kind": what, **removed._asdict()})
         return
-    _done("removed: ", f"{many(removed.objects, 'object')}, {size(removed.bytes)}")
+    _print_done("removed: ", f"{many(removed.objects, 'object')}, {size(removed.bytes)}")
     for line in removed.unreleased:
-        said = f"a hold may be left on {line}\n  next: `cairn verify` there tells what to delete"
+        said = (
+            f"a hold may be left on {line}\n  next: `cairn verify` there lists the holds to delete"
+        )
         stdout_console().print(Text(said, "yellow"), soft_wrap=True)
 
 
@@ -105,7 +107,7 @@ def _print_plan(plan: RollbackPlan) -> None:
         lines += [
             Text(f"  undone    {undone}; {many(plan.rows, 'row')} in"),
             Text(f"  committed {when(first_ms)} to {when(last_ms)},"),
-            Text(f"            the last {age(passed_s(last_ms))} ago"),
+            Text(f"            the last {age(seconds_since(last_ms))} ago"),
         ]
     else:
         lines.append(Text("  undone    nothing"))
@@ -150,7 +152,7 @@ def _plan_facts(plan: RollbackPlan) -> Facts:
 
 def _print_removal(store: Store, what: str, *, force: bool) -> None:
     found = store.list()
-    newest_s = passed_s(round(max((o.modified_s for o in found), default=0.0) * 1000))
+    newest_s = seconds_since(round(max((o.modified_s for o in found), default=0.0) * 1000))
     said = f"{many(len(found), 'object')}, {size(sum(o.size for o in found))}"
     console = stdout_console()
     console.print(Text(f"removing the {what} at {store.url}", "bold"), soft_wrap=True)
@@ -166,13 +168,13 @@ def _confirm(question: str, *, yes: bool, as_json: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise UsageError(
-            "this asks before it does anything, and there is no terminal to answer from\n"
+            "this command asks for confirmation, and stdin is not a terminal\n"
             "  nothing was done\n"
             "  next: pass --yes"
         )
     typer.confirm(question, abort=True, err=as_json)
 
 
-def _done(title: str, said: str) -> None:
+def _print_done(title: str, said: str) -> None:
     text = Text.assemble((title, "bold green"), said)
     stdout_console().print(text, soft_wrap=True)

@@ -19,8 +19,8 @@ from rich.text import Text
 from cairn.cli.tables import (
     head,
     many,
-    passed_s,
     print_json,
+    seconds_since,
     status_text,
     stdout_console,
     table,
@@ -99,7 +99,7 @@ def _about(epoch: EpochDetail) -> Table:
     about.add_row("parent", f"{parent}, term {epoch.term}")
     about.add_row("lineage", _lineage(epoch))
     committed_ms = epoch.wall_ms
-    about.add_row("committed", f"{when(committed_ms)}, {duration(passed_s(committed_ms))} ago")
+    about.add_row("committed", f"{when(committed_ms)}, {duration(seconds_since(committed_ms))} ago")
     about.add_row("now", when(epoch.now_ms))
     if epoch.watermarks or epoch.watermark_ms is not None:
         about.add_row("watermark", _mark(epoch.watermark_ms))

@@ -44,7 +44,7 @@ def print_epochs(found: EpochList, *, everything: bool) -> None:
 
 def _record_cells(record: RecordReport) -> tuple[list[str], Text]:
     """Return the cells of a record, and a remark."""
-    old = age(passed_s(record.wall_ms))
+    old = age(seconds_since(record.wall_ms))
     if isinstance(record, TakeoverReport):
         text = f"takeover by {record.host}, pid {record.pid}"
         return [str(record.number), old], Text(text, "cyan")
@@ -88,7 +88,7 @@ def print_check(report: CheckReport) -> None:
     for damage in report.damage:
         _print_finding("damaged ", "bold red", damage)
     for orphan in report.orphans:
-        old = age(passed_s(orphan.modified_ms))
+        old = age(seconds_since(orphan.modified_ms))
         text = f"{orphan.path}, {size(orphan.bytes)}, {old} old"
         console.print(Text.assemble(("orphan ", "yellow"), text), soft_wrap=True)
     if report.orphans:
@@ -210,7 +210,7 @@ def many(number: int, thing: str) -> str:
     return f"{count(number)} {thing}{'' if number == 1 else 's'}"
 
 
-def passed_s(wall_ms: int) -> float:
+def seconds_since(wall_ms: int) -> float:
     return time.time() - wall_ms / 1000
 
 

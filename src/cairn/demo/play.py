@@ -1,9 +1,9 @@
-"""The play, act by act: payments flow, a slot is killed, the driver is killed, all is counted.
+"""The demo, step by step: payments flow, a slot and the driver are killed, all is counted.
 
 Always true here:
 - a kill counts as "in mid-epoch" only with proof: the epoch took a second attempt, or Spark
   had planned a batch that no epoch records;
-- the play is a success only if both kills were, and not one row differs.
+- the demo succeeds only if both kills did, and no row differs.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ IDLE_S = 15.0
 
 
 def play(*, events: int, seconds: float, seed: int, folder: str | None, tamper: bool) -> bool:
-    """The whole demo. True when nothing was lost, duplicated or changed."""
+    """Run the demo. True if nothing was lost, duplicated or changed."""
     home = _home(folder)
-    # A folder of our own for the slots' sockets: no other run's slots are in it.
+    # Its own folder for the slots' sockets: slots of other runs are not in it.
     runtime = Path(tempfile.mkdtemp(prefix="cairn-demo-"))
     stream = Stream(events, max(1, events // PAYMENTS_PER_ACCOUNT), seconds, seed)
     stage = Stage(Standing(events))
@@ -60,9 +60,9 @@ def play(*, events: int, seconds: float, seed: int, folder: str | None, tamper: 
                 play.stream_and_kill()
             leftovers = wait_for_leftovers(runtime)
         if leftovers:
-            stage.happened(f"{leftovers} slots have outlived their driver", "bad")
+            stage.print_event(f"{leftovers} slots have outlived their driver", "bad")
         if tamper:
-            stage.happened(f"tampered with the output: {_spoil(home / 'out' / 'ledger')}", "bad")
+            stage.print_event(f"tampered with the output: {_spoil(home / 'out' / 'ledger')}", "bad")
         comparisons = _compare(home, stage)
         stage.verdict(comparisons, play.kills)
         ok = all(found.ok for found in comparisons) and play.went_well and not leftovers
@@ -70,14 +70,14 @@ def play(*, events: int, seconds: float, seed: int, folder: str | None, tamper: 
         if ok:
             shutil.rmtree(runtime, ignore_errors=True)
         else:
-            stage.happened(f"logs of the drivers: {home}; of the slots: {runtime}", "bad")
-    took = f"took {stage.passed_s():.0f} s; look around with `{_cairn()} ls {home / 'checkpoint'}`"
+            stage.print_event(f"logs of the drivers: {home}; of the slots: {runtime}", "bad")
+    took = f"took {stage.elapsed_s:.0f} s; look around with `{_cairn()} ls {home / 'checkpoint'}`"
     stage.console.print(took, style="dim", soft_wrap=True)
     return ok
 
 
 class Play:
-    """The acts with a driver in them."""
+    """The steps with a driver."""
 
     def __init__(self, home: Path, stream: Stream, stage: Stage, driver: Driver) -> None:
         self.kills = {"slot": 0, "driver": 0}
@@ -93,26 +93,26 @@ class Play:
         stage, driver, watch = self._stage, self._driver, self._watch
         try:
             driver.start()
-            stage.happened(f"driver started, pid {driver.pid}")
-            stage.doing("Spark is starting")
+            stage.print_event(f"driver started, pid {driver.pid}")
+            stage.set_step("Spark is starting")
             self._until(lambda: watch.is_taken_over, "the driver's first record in the log")
-            stage.doing("payments arrive; Spark plans the first epoch")
+            stage.set_step("payments arrive; Spark plans the first epoch")
             self._arrivals.start()
             self._until(lambda: watch.epochs > 0, "the first epoch")
-            stage.happened(f"first epoch committed: {watch.rows:,} payments")
-            stage.doing("payments flow; soon a slot will be killed")
+            stage.print_event(f"first epoch committed: {watch.rows:,} payments")
+            stage.set_step("payments flow; soon a slot will be killed")
             self._until(lambda: self._share() >= KILL_SLOT_AT, "a fifth of the payments")
             self._kill_a_slot()
-            stage.doing("payments flow; soon the driver will be killed")
+            stage.set_step("payments flow; soon the driver will be killed")
             self._until(lambda: self._share() >= KILL_DRIVER_AT, "half of the payments")
             self._kill_the_driver()
-            stage.doing("waiting until every payment is in a committed epoch")
+            stage.set_step("waiting until every payment is in a committed epoch")
             self._drain()
             code = driver.stop()
             self._look()
         finally:
             self._arrivals.end()
-        stage.happened(f"all input is through; driver stopped by Ctrl-C, exit code {code}")
+        stage.print_event(f"all input is through; driver stopped by Ctrl-C, exit code {code}")
         self.went_well = code == 0 and all(self.kills.values())
 
     def _kill_a_slot(self) -> None:
@@ -121,21 +121,21 @@ class Play:
             number = self._newest() + 1
             slot.kill()
             pid = slot.process.pid
-            self._stage.happened(
+            self._stage.print_event(
                 f"SIGKILL slot {slot.subtask} (pid {pid}) while epoch {number} is under way", "kill"
             )
-            self._stage.doing("the epoch is tried again in a new slot")
+            self._stage.set_step("the epoch is tried again in a new slot")
             self._until(lambda n=number: self._newest() >= n, f"epoch {number}")  # type: ignore[misc]
             epoch = self._attempts[number]
             if epoch.attempts > 1:
                 self.kills["slot"] += 1
-                self._stage.happened(
+                self._stage.print_event(
                     f"epoch {number} committed at attempt {epoch.attempts}, "
                     f"{epoch.restored} slot restored from epoch {epoch.parent}",
                     "good",
                 )
                 return
-            self._stage.happened("that slot had done its part of the epoch already; once more")
+            self._stage.print_event("that slot had done its part of the epoch already; once more")
 
     def _kill_the_driver(self) -> None:
         stage, driver, watch = self._stage, self._driver, self._watch
@@ -146,24 +146,24 @@ class Play:
             self._look()
             last, batch = self._newest(), watch.find_planned()
             if batch is None:
-                stage.happened(f"SIGKILL driver (pid {pid})", "kill")
-                stage.happened(f"epoch {last} had been committed just before; once more")
+                stage.print_event(f"SIGKILL driver (pid {pid})", "kill")
+                stage.print_event(f"epoch {last} had been committed just before; once more")
             else:
                 self.kills["driver"] += 1
                 under_way = f"while epoch {last + 1} is under way"
-                stage.happened(f"SIGKILL driver (pid {pid}) {under_way}", "kill")
-                stage.happened(
+                stage.print_event(f"SIGKILL driver (pid {pid}) {under_way}", "kill")
+                stage.print_event(
                     f"epoch {last + 1} never happened: Spark had planned batch {batch}, "
                     f"the log ends with epoch {last}"
                 )
             driver.start()
-            stage.happened(f"driver started again, pid {driver.pid}")
-            stage.doing("Spark is starting again; payments do not wait for it")
+            stage.print_event(f"driver started again, pid {driver.pid}")
+            stage.set_step("Spark is starting again; payments do not wait for it")
             self._until(lambda n=last: self._newest() > n, "the new driver's first epoch")  # type: ignore[misc]
             epoch = watch.report
             assert epoch is not None
             takeover = f" (record {last + 1} is its takeover)" if epoch.epoch > last + 1 else ""
-            stage.happened(
+            stage.print_event(
                 f"goes on with epoch {epoch.epoch}{takeover}, {epoch.restored} slots "
                 f"restored from epoch {epoch.parent}",
                 "good",
@@ -183,11 +183,11 @@ class Play:
             raise self._arrivals.error
 
     def _patience_s(self) -> float:
-        """With all payments in, a moment more, to see whether some come twice."""
+        """Return a short time if all payments are in: some may still come twice."""
         return 1.0 if self._watch.rows == self._total else IDLE_S
 
     def _busy_slot(self) -> Slot:
-        """A slot caught at work on an epoch."""
+        """Return a slot that works on an epoch."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             self._look()
@@ -196,7 +196,7 @@ class Play:
             time.sleep(0.02)
             busy = [slot for slot, cpu_s in before if slot.cpu_s() > cpu_s]
             self._look()
-            # Still the same batch after the slot was seen working: it works on that one.
+            # The batch is still the same, so the slot worked on it.
             if busy and batch is not None and self._watch.find_planned() == batch:
                 return busy[0]
         raise self._stuck("a slot at work")
@@ -224,7 +224,7 @@ class Play:
 
     def _stuck(self, what: str) -> EpochError:
         return EpochError(
-            f"the demo waited in vain for {what}\n"
+            f"the demo timed out waiting for {what}\n"
             f"  driver's log: {self._driver.log}\n{self._driver.log_tail()}"
         )
 
@@ -236,7 +236,7 @@ class Play:
 
 
 def _compare(home: Path, stage: Stage) -> list[Comparison]:
-    stage.happened("a plain Spark batch job computes the same from all payments …")
+    stage.print_event("a plain Spark batch job computes the same from all payments …")
     with stage.busy("starting Spark"), stderr_to(home / "check.log"):
         settings = {**SHORT_LIFE, "spark.sql.adaptive.enabled": "false"}
         spark = session("cairn-demo-check", master=f"local[{PARALLELISM}]", **settings)
@@ -245,12 +245,12 @@ def _compare(home: Path, stage: Stage) -> list[Comparison]:
             found = check(spark, home / "payments", home / "out", home / "checkpoint")
     finally:
         spark.stop()
-    stage.happened("… and output and state are compared with it, row by row")
+    stage.print_event("… and output and state are compared with it, row by row")
     return found
 
 
 def _cairn() -> str:
-    """The command as it can be typed here: in a virtual environment it may be on no path."""
+    """Return the command to type: in a virtual environment it may not be on the path."""
     beside = Path(sys.executable).with_name("cairn")
     if shutil.which("cairn") is not None or not beside.exists():
         return "cairn"
@@ -258,21 +258,21 @@ def _cairn() -> str:
 
 
 def _spoil(folder: Path) -> str:
-    """Drop a row of the output and double another, to see whether the check notices."""
+    """Drop a row of the output and double another, to test the check."""
     for file in sorted(folder.glob("*.parquet")):
         rows = pq.read_table(file)
         if rows.num_rows >= 2:
             pq.write_table(pa.concat_tables([rows.slice(1), rows.slice(rows.num_rows - 1)]), file)
             return f"one row dropped and one doubled in {file.name}"
-    raise EpochError(f"there is no output to tamper with in {folder}")
+    raise EpochError(f"{folder} has no output to tamper with")
 
 
 def _home(folder: str | None) -> Path:
-    """A new folder, or one that an earlier demo has left."""
+    """Return a new folder, or the emptied folder of an earlier demo."""
     home = Path(folder or tempfile.mkdtemp(prefix="cairn-demo-")).resolve()
     if home.exists() and any(home.iterdir()):
         if not (home / MARKER).exists():
-            raise UsageError(f"{home} is not empty and no demo made it\n  next: name another one")
+            raise UsageError(f"{home} is not empty, and not from a demo\n  next: name another one")
         shutil.rmtree(home)
     home.mkdir(parents=True, exist_ok=True)
     (home / MARKER).touch()

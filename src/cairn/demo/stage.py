@@ -1,6 +1,6 @@
-"""What the audience sees: happenings that stay, and below them the stream as it stands.
+"""The view of the demo: a list of events, and below it the progress of the stream.
 
-Where stdout is no terminal, happenings are lines and the stream is a line every few seconds.
+If stdout is not a terminal, the progress is a line every few seconds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STYLES = {"plain": "", "kill": "bold red", "good": "green", "bad": "bold red"}
 
 @dataclass
 class Standing:
-    """The stream as it stands."""
+    """The progress of the stream."""
 
     payments: int
     arrived: int = 0
@@ -34,7 +34,7 @@ class Standing:
 
 
 class Stage:
-    """A context manager: the live part is there inside the block only."""
+    """A context manager: the live part is shown inside the block only."""
 
     def __init__(self, standing: Standing) -> None:
         self.standing = standing
@@ -60,15 +60,16 @@ class Stage:
     def __exit__(self, *exc: object) -> None:
         self._live.stop()
 
-    def passed_s(self) -> float:
+    @property
+    def elapsed_s(self) -> float:
         return time.monotonic() - self._started_s
 
     def title(self, text: str, more: str) -> None:
-        said = Text.assemble("\n", (text, "bold cyan"), "\n", (more, "dim"), "\n")
-        self.console.print(said, soft_wrap=True)
+        title = Text.assemble("\n", (text, "bold cyan"), "\n", (more, "dim"), "\n")
+        self.console.print(title, soft_wrap=True)
 
-    def happened(self, text: str, kind: str = "plain") -> None:
-        stamp = f"{self.passed_s():6.1f} s  "
+    def print_event(self, text: str, kind: str = "plain") -> None:
+        stamp = f"{self.elapsed_s:6.1f} s  "
         mark = {"kill": "✗ ", "good": "✓ ", "bad": "! "}.get(kind, "  ")
         self.console.print(
             Text.assemble((stamp, "dim"), (mark, STYLES[kind]), (text, STYLES[kind])),
@@ -76,11 +77,11 @@ class Stage:
         )
 
     def busy(self, text: str) -> AbstractContextManager[object]:
-        """Something that moves, for the acts without a live part."""
+        """Show a spinner, for steps without a live part."""
         return self.console.status(text) if self.console.is_terminal else nullcontext()
 
-    def doing(self, text: str) -> None:
-        """What the audience is waiting for."""
+    def set_step(self, text: str) -> None:
+        """Name the next step, for the live part."""
         self._doing = text
 
     def epoch(self, epoch: EpochReport) -> None:
@@ -88,8 +89,8 @@ class Stage:
         self._rates = [*self._rates, epoch.rows_per_s][-32:]
 
     def tick(self) -> None:
-        """Called now and then: where there is no live part, say how far things are."""
-        now_s = self.passed_s()
+        """Print the progress now and then, without a live part."""
+        now_s = self.elapsed_s
         if self.console.is_terminal or now_s - self._plain_said_s < PLAIN_EVERY_S:
             return
         at = self.standing
@@ -97,7 +98,7 @@ class Stage:
         if self._newest:
             said += f", epoch {self._newest.epoch}, {count(self._newest.rows_per_s)} rows/s"
         if said != self._plain_said:
-            self.happened(said)
+            self.print_event(said)
             self._plain_said, self._plain_said_s = said, now_s
 
     def _render(self) -> RenderableType:
@@ -131,7 +132,7 @@ class Stage:
         return Padding(Group(*parts), (1, 0, 0, 10))
 
     def verdict(self, comparisons: list[Comparison], kills: dict[str, int]) -> None:
-        """The end: what was expected, what was found."""
+        """Print the rows expected and found, and the verdict."""
         table = Table(box=None, padding=(0, 0, 0, 2), pad_edge=False, header_style="dim")
         table.add_column("", no_wrap=True)
         columns = ("plain Spark", "cairn", "lost", "duplicated", "unknown", "wrong")
@@ -146,7 +147,7 @@ class Stage:
                 count(found.found),
                 *(Text(count(n), "bold red" if n else "") for n in faults),
             )
-        # Not as padding, which is spaces to the edge: an output in a file has none.
+        # Rich pads with spaces to the edge, which would be in a file too.
         self.console.print()
         self.console.print(table)
         self.console.print()

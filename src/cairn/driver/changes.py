@@ -1,11 +1,11 @@
-"""Changes that are asked for while a job runs: another parallelism, other functions.
+"""Changes of a running job: another parallelism, other functions.
 
-    ask      checked at once, refused at once; what can be prepared is prepared beside the epochs
-    apply    between two epochs, all that was asked for since the last time
+    ask      check the change and prepare it beside the epochs, or refuse it
+    apply    between two epochs, apply all changes since the last time
 
 Always true here:
-- an epoch runs with all of a change or with nothing of it;
-- what is asked for twice before an epoch begins is done once, as it was asked for last.
+- an epoch runs with all of a change or none of it;
+- of two requests for the same thing before an epoch begins, the last one counts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Change:
-    """What the next epoch is to run with."""
+    """The changes that the next epoch will run with."""
 
     parallelism: int | None = None
     preparations: list[threading.Thread] = field(default_factory=list)
@@ -46,7 +46,7 @@ class _Change:
 
 
 class Changes:
-    """What was asked for and has not taken effect yet."""
+    """Requested changes that have not taken effect yet."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Changes:
         *,
         url: str,
     ) -> None:
-        """`url`: of the checkpoint, for people."""
+        """`url` of the checkpoint is for error messages."""
         self._graph = graph
         self._coordinator = coordinator
         self._driver = driver
@@ -71,7 +71,7 @@ class Changes:
         return self._change is not None
 
     def rescale(self, parallelism: int) -> None:
-        """The next epoch is to run with this many subtasks."""
+        """Run the next epoch with this many subtasks."""
         check_parallelism(parallelism, self._graph.group_count)
         preparation = threading.Thread(
             target=self._prepare, args=(parallelism,), daemon=True, name="cairn-rescale"
@@ -85,7 +85,7 @@ class Changes:
         self._ask(ask)
 
     def _prepare(self, parallelism: int) -> None:
-        """What can be done ahead of the next epoch; if it fails, the epoch does it."""
+        """Start slots ahead of the next epoch; if that fails, the epoch starts them."""
         try:
             self._driver.prepare(parallelism, self._coordinator.slots_for(parallelism))
         except Exception:
@@ -93,11 +93,11 @@ class Changes:
             logger.warning("a rescale could not be prepared", exc_info=True, extra=job)
 
     def upgrade(self, uid: str, function: Function, *, allow_dropped_state: bool) -> None:
-        """The next epoch is to run this function in place of the operator's."""
+        """Run the next epoch with this function in place of the operator's."""
         if uid not in self._coordinator.operators:
             known = ", ".join(self._coordinator.operators)
             raise PlanError(
-                f"there is no operator {uid!r}\n  found: {known}\n"
+                f"the job has no operator {uid!r}\n  found: {known}\n"
                 "  next: give the uid of one of these",
                 uid=uid,
             )
@@ -122,12 +122,12 @@ class Changes:
             ask(self._change)
 
     def apply(self) -> None:
-        """What was asked for takes effect: from here on, all of it."""
+        """Apply all requested changes."""
         with self._lock:
             change, self._change = self._change, None
         if change is None:
             return
-        # It takes effect between two epochs.
+        # Changes take effect between two epochs.
         self._coordinator.commit_epoch()
         for preparation in change.preparations:
             preparation.join()
@@ -144,20 +144,20 @@ class Changes:
         coordinator.rescale(change.parallelism or coordinator.parallelism)
         coordinator.deploy(spec, rewrite=rewrite)
         self._driver.deploy(spec, coordinator.parallelism)
-        self._say(change)
+        self._log(change)
         crash_point("driver.deployed")
 
-    def _say(self, change: _Change) -> None:
+    def _log(self, change: _Change) -> None:
         job, parallelism = self._graph.name, change.parallelism
         if parallelism is not None:
             facts = {"job": job, "parallelism": parallelism}
-            logger.info("rescaled: the job goes on with %d subtasks", parallelism, extra=facts)
+            logger.info("rescaled: the job runs with %d subtasks now", parallelism, extra=facts)
         for uid in change.functions:
             facts = {"job": job, "operator": uid}
             logger.info("upgraded: operator %r has another function", uid, extra=facts)
 
     def join(self, timeout_s: float) -> None:
-        """Wait for what is being prepared: a slot that is being started hears no goodbye."""
+        """Wait for preparations: the order to end does not reach a slot that is starting."""
         for preparation in self._change.preparations if self._change else ():
             preparation.join(timeout_s)
 
@@ -179,7 +179,7 @@ class Changes:
         )
 
     def _check_same_time(self, uid: str, function: Function) -> None:
-        """What the plan of an epoch was made for cannot change while the job runs."""
+        """Refuse a function that would need another plan, which a running job cannot change."""
         node = self._graph.nodes[uid]
         assert isinstance(node, ProcessNode)
         for name in ("wants_order", "result_time", "result_shift_us"):

@@ -25,12 +25,12 @@ from cairn.driver.coordinator.epoch import clock_ms
 from cairn.driver.coordinator.publisher import StoppedError
 from cairn.driver.coordinator.ticker import Pace, Ticker
 from cairn.driver.history import History
-from cairn.driver.idle import Host, IdleEpochs, Turn
+from cairn.driver.idle import IdleEpochs, Turn
 from cairn.driver.interrupts import call_aside
 from cairn.driver.options import Options
 from cairn.driver.spark_batches import BatchFailedError, SparkBatches, StoppingError
 from cairn.driver.spark_failure import as_cairn_error, is_concurrent_use
-from cairn.driver.start import Started, compact_interval, noted_on_error
+from cairn.driver.start import Started, compact_interval, note_failed_start
 from cairn.errors import (
     CommitConflictError,
     CommitError,
@@ -74,12 +74,10 @@ class Engine:
         self.driver = driver
         self.store = started.store
         self.coordinator = started.coordinator
-        self.coordinator.is_stopping = lambda: self.is_stopping
+        self.turn = Turn()
+        self.coordinator.is_stopping = lambda: self.turn.is_stopping
         self.failures = started.failures
         self.history = History(started.coordinator)
-        self.turn = Turn()
-        self.is_stopping = False
-        self.error: BaseException | None = None
         self.ended_as: Ending | None = None
         self.ended = threading.Event()
         self._graph = graph
@@ -97,8 +95,6 @@ class Engine:
         )
         self._started_ms = clock_ms()
         self._trigger_ms = trigger_ms
-        self._is_over = False
-        """Spark's query has ended, and the epochs after it."""
         self._is_raised = False
         self._awaiting = 0
         """Number of calls that wait for the end and will raise its error."""
@@ -107,19 +103,20 @@ class Engine:
         self._stop_called = threading.Event()
         self._pace = Pace(trigger_ms)
         self.changes = Changes(graph, self.coordinator, driver, self._pace, url=self.store.url)
-        host = Host(
-            is_ending=lambda: self._is_ending,
-            is_changing=lambda: self.changes.is_asked,
-            run=self._run_without_batch,
-            fail=self._fail,
-            stop=self._stop_query,
+        self.idle = IdleEpochs(
+            self.coordinator,
+            self._pace,
+            self.turn,
+            self.changes,
+            run_batch=self._run_without_rows,
+            stop_query=self._stop_query,
+            name=graph.name,
         )
-        self.idle = IdleEpochs(host, self.coordinator, self._pace, self.turn, graph.name)
 
     def begin(self) -> None:
         """Start Spark's query, the ticker and the supervisor."""
         try:
-            with noted_on_error(self.coordinator, self.failures):
+            with note_failed_start(self.coordinator, self.failures):
                 self.query = self._start_query()
         except BaseException:
             self._let_go()
@@ -158,7 +155,7 @@ class Engine:
         """Wait for the end and raise the error of the run. False after `timeout` seconds."""
         # In slices, so that Ctrl-C is heard.
         deadline = None if timeout is None else time.monotonic() + timeout
-        with self.awaited():
+        with self.count_waiting():
             while not self.ended.wait(0.2):
                 if deadline is not None and time.monotonic() > deadline:
                     return False
@@ -166,7 +163,7 @@ class Engine:
         return True
 
     @contextmanager
-    def awaited(self) -> Iterator[None]:
+    def count_waiting(self) -> Iterator[None]:
         """Count a call that waits for the end and will raise its error."""
         self._awaiting += 1
         try:
@@ -184,13 +181,13 @@ class Engine:
 
         Unless `again`, an error that was raised before is not raised.
         """
-        if self.error is not None and (again or not self._is_raised):
+        if self.turn.error is not None and (again or not self._is_raised):
             self._is_raised = True
-            raise self.error.with_traceback(None) from self.error.__cause__
+            raise self.turn.error.with_traceback(None) from self.turn.error.__cause__
 
     def process_all_available(self) -> None:
         """Wait until everything the sources hold now is in committed epochs."""
-        with self.awaited():
+        with self.count_waiting():
             try:
                 call_aside(self.query.processAllAvailable)
             except Exception:
@@ -202,13 +199,13 @@ class Engine:
                 self.ended.wait(STOP_PATIENCE_S)
             self.idle.run_out()
             self.idle.commit()
-            if self.error is not None:
+            if self.turn.error is not None:
                 self.ended.wait(STOP_PATIENCE_S)
                 self.raise_error()
 
     def stop(self) -> None:
         """End the run after the epoch under way, and wait for it."""
-        self.is_stopping = True
+        self.turn.is_stopping = True
         # Spark interrupts what it stops; an epoch that is let finish needs no second run.
         finished = self.turn.take_at_once(STOP_PATIENCE_S)
         try:
@@ -234,7 +231,7 @@ class Engine:
         self.turn.take_for_batch(lambda: self._leave_if_ending(batch_id))
         failure: BaseException | None = None
         try:
-            if not self._is_ending:
+            if not self.turn.is_ending:
                 position = self._batches.to_run(batch_id)
                 if position is not None:
                     self._run_batch(position, rows)
@@ -245,7 +242,7 @@ class Engine:
             # The epoch is in the log, or its batch is read again: nothing is lost.
             self._say("%s", error, level=logging.WARNING)
         except BaseException as error:
-            self.error = self.error or error
+            self.turn.fail(error)
             failure = error
         finally:
             self.turn.give_up()
@@ -254,12 +251,8 @@ class Engine:
         # Without the turn: `stop` waits for it.
         self._refuse_if_ending()
 
-    @property
-    def _is_ending(self) -> bool:
-        return self.is_stopping or self._is_over or self.error is not None
-
     def _refuse_if_ending(self) -> None:
-        if not self._is_ending:
+        if not self.turn.is_ending:
             return
         # Spark takes the refusal for a failure unless it knows that it is being stopped.
         self._stop_called.wait(STOP_PATIENCE_S)
@@ -267,12 +260,12 @@ class Engine:
         raise StoppingError
 
     def _leave_if_ending(self, batch_id: int) -> None:
-        if self._is_ending:
+        if self.turn.is_ending:
             self._leave_unread(batch_id)
             self._refuse_if_ending()
 
     def _leave_unread(self, batch_id: int) -> None:
-        if self.error is None:
+        if self.turn.error is None:
             self._batches.leave_unread(batch_id)
 
     def _run_batch(
@@ -292,7 +285,7 @@ class Engine:
 
     # Epochs without a batch, on threads of our own
 
-    def _run_without_batch(self, position: SparkPosition, is_draining: bool) -> None:
+    def _run_without_rows(self, position: SparkPosition, is_draining: bool) -> None:
         self._run_batch(position, None, is_draining=is_draining)
 
     def _tick(self) -> None:
@@ -301,9 +294,6 @@ class Engine:
             self.coordinator.note_published()
         if not self._is_bounded:
             self.idle.tick()
-
-    def _fail(self, error: BaseException) -> None:
-        self.error = self.error or error
 
     def _stop_query(self) -> None:
         self._stop_called.set()
@@ -326,7 +316,7 @@ class Engine:
                 self.query.awaitTermination()
             except Exception as error:
                 failure = error
-            if self.error is None and failure is not None and not self.is_stopping:
+            if self.turn.error is None and failure is not None and not self.turn.is_stopping:
                 self.turn.take_at_once()
                 try:
                     goes_on = self._go_on_elsewhere(failure)
@@ -336,45 +326,45 @@ class Engine:
                     self.turn.give_up()
                 if goes_on:
                     continue
-                self.error = self._explain(failure)
+                self.turn.error = self._explain(failure)
             break
         self._ticker.stop()
-        if self._is_bounded and not self._is_ending:
+        if self._is_bounded and not self.turn.is_ending:
             self._finish_input()
         # An epoch without a batch may be under way: it needs its slots. None begins after this.
-        self._is_over = True
+        self.turn.is_over = True
         if self.turn.take_at_once(STOP_PATIENCE_S):
             self.turn.give_up()
         self._finish_epoch()
         self._notice_takeover()
-        if not isinstance(self.error, (CommitConflictError, CommitUnknownError)):
+        if not isinstance(self.turn.error, (CommitConflictError, CommitUnknownError)):
             # A driver that another one has replaced leaves the checkpoint alone.
             self.coordinator.note_published()
         self._note_ending()
         self._let_go()
-        if self._options.on_stop == "delete" and self.error is None:
+        if self._options.on_stop == "delete" and self.turn.error is None:
             try:
                 self._delete()
             except Exception as error:
-                self.error = error
+                self.turn.error = error
         self.ended.set()
 
     def _note_ending(self) -> None:
         """Write how the run ended: in the checkpoint, and in the log."""
-        if self.error is None:
-            self.ended_as = "stopped" if self.is_stopping else "finished"
+        if self.turn.error is None:
+            self.ended_as = "stopped" if self.turn.is_stopping else "finished"
         else:
             newest = self.coordinator.newest
-            self.failures.note_end(self.error, 0 if newest is None else newest.number + 1)
-            is_superseded = isinstance(self.error, CommitConflictError)
+            self.failures.note_end(self.turn.error, 0 if newest is None else newest.number + 1)
+            is_superseded = isinstance(self.turn.error, CommitConflictError)
             self.ended_as = "superseded" if is_superseded else "failed"
         if self.ended_as != "superseded":
-            write_ending(self.store, self.coordinator.term, self.ended_as, self.error)
-        if self.error is None:
+            write_ending(self.store, self.coordinator.term, self.ended_as, self.turn.error)
+        if self.turn.error is None:
             self._say("the run is over: %s", self.ended_as)
         elif logger.hasHandlers() or not self._is_awaited:
             # Without a handler Python would print it bare, and a waiting call raises it anyway.
-            self._say("the run failed: %s", self.error, level=logging.ERROR)
+            self._say("the run failed: %s", self.turn.error, level=logging.ERROR)
 
     def _notice_takeover(self) -> None:
         """Fail the run if another driver has ended it.
@@ -382,7 +372,9 @@ class Engine:
         Spark stops a query quietly when another one of the same checkpoint starts in its session.
         An epoch that is under way then fails with whatever the interruption has caused.
         """
-        if self.is_stopping or isinstance(self.error, (CommitError, FunctionError, PlanError)):
+        if self.turn.is_stopping or isinstance(
+            self.turn.error, (CommitError, FunctionError, PlanError)
+        ):
             return
         try:
             is_leading = self.coordinator.log.is_leading()
@@ -390,8 +382,8 @@ class Engine:
             return  # The store cannot be reached: only the end of the query is known.
         if not is_leading:
             conflict = self._conflict()
-            conflict.__cause__ = self.error
-            self.error = conflict
+            conflict.__cause__ = self.turn.error
+            self.turn.error = conflict
 
     def _conflict(self) -> CommitConflictError:
         return CommitConflictError(
@@ -410,14 +402,14 @@ class Engine:
 
     def _finish_epoch(self) -> None:
         """Commit the last batches: the next start would run them again."""
-        if self.error is not None or not self.turn.take_at_once(STOP_PATIENCE_S):
+        if self.turn.error is not None or not self.turn.take_at_once(STOP_PATIENCE_S):
             return
         try:
             self.coordinator.commit_epoch()
         except StoppedError as error:
             self._say("%s", error, level=logging.WARNING)
         except BaseException as error:
-            self.error = error
+            self.turn.error = error
         finally:
             self.turn.give_up()
 

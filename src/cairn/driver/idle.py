@@ -1,23 +1,23 @@
-"""Epochs without a batch: what is due runs although Spark is silent, and after the last batch.
+"""Idle epochs: run what is due while Spark has no batch, and after the last one.
 
-    tick       while the job runs: when something is due and no epoch is under way
-    run_out    until nothing is due and no loop goes on: the input has ended, or somebody waits
-    drain      until no timer is left either: time has ended too
+    tick       run an epoch if something is due and none is running
+    run_out    run epochs until nothing is due and all loops are empty: the input has ended
+    drain      run epochs until no timer is left either: event time has ended too
 
 Always true here:
-- one epoch at a time, whoever runs it: with a batch or without, it holds the run's turn;
-- a batch that waits comes before what goes around in a loop, however long that goes on;
-- the position of such an epoch is its parent's: to Spark, and to whoever starts next, it
-  is a part of the same batch.
+- one batch at a time runs, Spark's or an idle one: it holds the run's turn;
+- a batch of Spark that waits comes before the next idle epoch, even while a loop has records;
+- an idle epoch has the position of its parent: for Spark and for the next start, it belongs to
+  the same batch.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from cairn.crash import crash_point
+from cairn.driver.changes import Changes
 from cairn.driver.coordinator.epoch import Coordinator
 from cairn.driver.coordinator.publisher import StoppedError
 from cairn.driver.coordinator.rounds import in_flight, is_pending
@@ -27,29 +27,47 @@ from cairn.storage.manifest import SparkPosition
 
 DRAIN_EPOCHS_MAX = 100
 LOOP_EPOCHS_WARNED = 100
-"""After so many epochs without a batch, and again after as many, a loop that goes on is told of."""
+"""Warn of a loop that does not end each time this many idle epochs have run."""
 
 
 class Turn:
-    """Whose turn it is to run an epoch. Batches of Spark's do not wait for more than one."""
+    """The right to run a batch: one holder at a time, until the run ends.
+
+    A batch of Spark waits for one idle epoch at most.
+    """
 
     def __init__(self) -> None:
+        self.error: BaseException | None = None
+        """The error that ends the run."""
+        self.is_stopping = False
+        """The user has asked the run to stop."""
+        self.is_over = False
+        """Spark's query has ended, and the idle epochs after it."""
         self._lock = threading.Lock()
         self._no_batch_waits = threading.Event()
         self._no_batch_waits.set()
 
     @property
     def is_wanted(self) -> bool:
-        """A batch waits."""
+        """True while a batch of Spark waits."""
         return not self._no_batch_waits.is_set()
 
     @property
     def is_taken(self) -> bool:
-        """An epoch is under way."""
+        """True while a batch runs."""
         return self._lock.locked()
 
+    @property
+    def is_ending(self) -> bool:
+        """True if no further batch may begin."""
+        return self.is_stopping or self.is_over or self.error is not None
+
+    def fail(self, error: BaseException) -> None:
+        """End the run with an error, unless an earlier one has."""
+        self.error = self.error or error
+
     def take_for_batch(self, give_up: Callable[[], None]) -> None:
-        """Wait for it, on Spark's thread. `give_up` is called meanwhile, and may raise."""
+        """Wait for the turn, on Spark's thread, and call `give_up` meanwhile, which may raise."""
         self._no_batch_waits.clear()
         try:
             while not self._lock.acquire(timeout=0.1):
@@ -58,12 +76,12 @@ class Turn:
             self._no_batch_waits.set()
 
     def take(self) -> None:
-        """Wait for it, and let batches go first."""
+        """Wait for the turn, and let batches of Spark go first."""
         self._no_batch_waits.wait()
         self._lock.acquire()
 
     def take_at_once(self, timeout_s: float = -1) -> bool:
-        """Before anybody else: the run ends."""
+        """Wait for the turn without letting others go first, because the run ends."""
         return self._lock.acquire(timeout=timeout_s)
 
     def take_if_free(self) -> bool:
@@ -73,38 +91,36 @@ class Turn:
         self._lock.release()
 
 
-@dataclass(frozen=True)
-class Host:
-    """The run that the epochs are of."""
-
-    is_ending: Callable[[], bool]
-    """No epoch is to begin any more."""
-    is_changing: Callable[[], bool]
-    """Somebody has asked for a change: it takes effect in the next epoch."""
-    run: Callable[[SparkPosition, bool], None]
-    """Run an epoch over no rows, or the last ones of a drain, and commit it."""
-    fail: Callable[[BaseException], None]
-    """An epoch has failed, and the run with it: none begins from here on."""
-    stop: Callable[[], None]
-    """Spark cannot know of that: end its query."""
-
-
 class IdleEpochs:
-    """Runs the epochs of one run that Spark knows nothing of."""
+    """Runs the idle epochs of one run."""
 
     def __init__(
-        self, host: Host, coordinator: Coordinator, pace: Pace, turn: Turn, name: str
+        self,
+        coordinator: Coordinator,
+        pace: Pace,
+        turn: Turn,
+        changes: Changes,
+        *,
+        run_batch: Callable[[SparkPosition, bool], None],
+        stop_query: Callable[[], None],
+        name: str,
     ) -> None:
-        self._host = host
+        """`run_batch` runs a batch without rows, the last ones while draining.
+
+        `stop_query` ends Spark's query after an idle epoch has failed.
+        """
         self._coordinator = coordinator
         self._pace = pace
         self._turn = turn
+        self._changes = changes
+        self._run_batch = run_batch
+        self._stop_query = stop_query
         self._name = name
 
     def tick(self) -> None:
-        """Run an epoch, if one is due and none is under way; in a loop, one after another.
+        """Run an epoch if one is due and none is running; while loops have records, several.
 
-        One that waits for batches which do not come is committed without them.
+        An epoch that waits for further batches is committed if none come.
         """
         if self._coordinator.batches and self._pace.is_long_silent and self._turn.take_if_free():
             self._commit()
@@ -113,27 +129,27 @@ class IdleEpochs:
                 return
 
     def commit(self) -> None:
-        """Commit the epoch under way, however few batches it has."""
+        """Commit the running epoch with the batches it has."""
         self._turn.take()
         self._commit()
 
     def _commit(self) -> None:
-        """The turn being ours, and give it up."""
+        """Commit while holding the turn, and give it up."""
         try:
-            if not self._host.is_ending():
+            if not self._turn.is_ending:
                 self._coordinator.commit_epoch()
             return
         except StoppedError as error:
             logger.warning("%s", error, extra={"job": self._name})
             return
         except BaseException as error:
-            self._host.fail(error)
+            self._turn.fail(error)
         finally:
             self._turn.give_up()
-        self._host.stop()
+        self._stop_query()
 
     def run_out(self) -> None:
-        """Until no timer waits for nothing but an epoch, and no record is on its way back."""
+        """Run epochs until no timer is due and no loop has records."""
         epochs = 0
         self._turn.take()
         while self._epoch(self._is_waited_for):
@@ -142,7 +158,7 @@ class IdleEpochs:
             self._turn.take()
 
     def drain(self) -> None:
-        """Until every timer has fired, and what that sent into loops has come out of them."""
+        """Run epochs until every timer has fired and all loops are empty."""
         epochs = idle = 0
         while idle < DRAIN_EPOCHS_MAX:
             self._turn.take()
@@ -157,8 +173,8 @@ class IdleEpochs:
             idle += 1
         left = ", ".join(pending(self._coordinator.newest))
         logger.warning(
-            "job %s: after %d epochs of draining, timers are still set by %s; a timer that sets "
-            "itself anew never ends",
+            "job %s: after %d epochs of draining, %s still has timers; a timer that sets "
+            "itself again never ends",
             self._name, DRAIN_EPOCHS_MAX, left, extra={"job": self._name},
         )  # fmt: skip
 
@@ -177,7 +193,7 @@ class IdleEpochs:
             return True
         if newest is None or not self._pace.is_silent:
             return False
-        if self._host.is_changing() and self._pace.is_change_overdue:
+        if self._changes.is_asked and self._pace.is_change_overdue:
             return True
         coordinator = self._coordinator
         if is_due(newest, coordinator.now_ms()):
@@ -192,21 +208,21 @@ class IdleEpochs:
         return is_event_due(newest) or is_pending(newest)
 
     def _epoch(self, is_due: Callable[[], bool], *, is_draining: bool = False) -> bool:
-        """Run an epoch, the turn being ours, and give it up. False: there was nothing to do."""
+        """Run an epoch while holding the turn, and give it up. False if nothing was due."""
         newest = self._coordinator.newest
         try:
-            if self._host.is_ending() or newest is None or not is_due():
+            if self._turn.is_ending or newest is None or not is_due():
                 return False
             crash_point("driver.idle.due")
-            self._host.run(newest.spark, is_draining)
+            self._run_batch(newest.spark, is_draining)
             crash_point("driver.idle.ended")
             return True
         except StoppedError as error:
             logger.warning("%s", error, extra={"job": self._name})
             return False
         except BaseException as error:
-            self._host.fail(error)
+            self._turn.fail(error)
         finally:
             self._turn.give_up()
-        self._host.stop()
+        self._stop_query()
         return False

@@ -72,7 +72,7 @@ class Held:
 
 
 @contextlib.contextmanager
-def held_back() -> Iterator[Held]:
+def hold_interrupts() -> Iterator[Held]:
     """Hold Ctrl-C back inside; it is raised at the end. A second one is not held back."""
     held = Held()
     before = _replaceable_handler()

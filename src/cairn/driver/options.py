@@ -1,4 +1,4 @@
-"""What `job.start` is told, and what of it cannot work."""
+"""The options of `job.start`, and their checks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BACKEND_MEMORY_MB_MIN = 16
 
 @dataclass(frozen=True)
 class Options:
-    """What `job.start` was told; see there."""
+    """The arguments of `job.start`; see there."""
 
     checkpoint: str
     parallelism: int | None = None
@@ -52,7 +52,7 @@ class Options:
 
 
 def check_options(graph: Graph, options: Options, spark: SparkSession) -> int:
-    """Refuse, before anything is written, what cannot work; the parallelism to start with."""
+    """Refuse wrong options before anything is written; return the parallelism to start with."""
     from cairn.backends import BACKENDS
     from cairn.driver.spark_driver import trigger_ms
 
@@ -89,7 +89,7 @@ def check_options(graph: Graph, options: Options, spark: SparkSession) -> int:
     unknown = [name for name in options.reset_sources if name not in names]
     if unknown:
         raise PlanError(
-            f"reset_sources names {unknown[0]!r}, which is no source of the job\n"
+            f"reset_sources names {unknown[0]!r}, which is not a source of the job\n"
             f"  found: {', '.join(names)}"
         )
     cores = spark.sparkContext.defaultParallelism
@@ -119,7 +119,7 @@ def check_parallelism(parallelism: int, group_count: int) -> None:
 
 
 def check_letters(graph: Graph) -> None:
-    """Refuse side outputs of that name with rows of another kind; warn of letters that get lost."""
+    """Refuse side outputs named like the dead letters; warn of letters that get lost."""
     consumed = [port for node in graph.operators for port in node.inputs]
     consumed += [port for node in graph.sinks for port in node.inputs]
     taken = {origin for port in consumed for origin in graph.origins(port)}

@@ -47,7 +47,7 @@ def is_watched() -> bool:
 
 
 @contextlib.contextmanager
-def muted(*, if_: bool = True) -> Iterator[None]:
+def mute(*, if_: bool = True) -> Iterator[None]:
     """Print nothing inside: a live view has the terminal."""
     global _muted
     _muted += if_

@@ -1,7 +1,7 @@
-"""Where a job is served, and to whom.
+"""The settings of the HTTP server of a job.
 
 Always true here:
-- whoever may come from another machine needs a token;
+- clients on other machines need a token;
 - a token is never shown: not in a repr, not in an error.
 """
 
@@ -22,12 +22,12 @@ PORT_MAX: Final = 65535
 
 @dataclass(frozen=True)
 class Serve:
-    """How `job.start(serve=...)` and `cairn dashboard` serve a job.
+    """Settings of `job.start(serve=...)` and `cairn dashboard`.
 
-    `address` is HOST:PORT, port 0 for any that is free. With `token` every request must bring
-    it; it is needed for any address but a loopback one. `control_token`, another one, switches
-    on what changes the job: savepoint, rescale, stop. `tls` is (certificate, key), two PEM files.
-    Behind a proxy that ends TLS, give its address as `public_url`.
+    `address` is HOST:PORT, with port 0 for any free one. With `token`, every request must have
+    it; it is required for addresses other than loopback ones. `control_token`, another one,
+    allows requests that change the job: savepoint, rescale, stop. `tls` is (certificate, key),
+    two PEM files. Behind a proxy that ends TLS, set `public_url` to its address.
     """
 
     address: str = DEFAULT_ADDRESS
@@ -35,17 +35,17 @@ class Serve:
     control_token: str | None = field(default=None, repr=False)
     tls: tuple[str, str] | None = None
     flight: bool = True
-    """Serve whole states by Arrow Flight too, on a port of its own: `flight_port`, or any."""
+    """Serve whole states by Arrow Flight too, on `flight_port` or any free port."""
     flight_port: int = 0
     requests_per_s: float = 5000.0
-    """More than this, from all clients together, is answered 429. Requests without a token have a
-    tenth of it for themselves, at least 20, and take nothing from those with one."""
+    """Limit for all clients together; further requests get status 429. Requests without a token
+    have a separate limit: a tenth of it, at least 20."""
     public_url: str | None = None
-    """The address that a proxy in front serves this under, such as `https://cairn.example`. Then
-    its host and origin count as ours, and `X-Forwarded-Proto` of the proxy is used."""
+    """The address of a proxy in front, such as `https://cairn.example`. Then its host and origin
+    are accepted, and its `X-Forwarded-Proto` is used."""
 
     savepoints: str | None = None
-    """Where savepoints go that are asked for over HTTP; default: `<checkpoint>-savepoints`."""
+    """Folder of savepoints requested over HTTP; default: `<checkpoint>-savepoints`."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.address, str):
@@ -60,7 +60,7 @@ class Serve:
             )
         if not is_loopback(host) and self.token is None:
             raise PlanError(
-                f"serve: {host}:{port} can be reached from other machines, and there is no token\n"
+                f"serve: {host}:{port} can be reached from other machines, and has no token\n"
                 "  next: pass token=..., or a loopback address such as 127.0.0.1:8080"
             )
         if self.public_url is not None and public_parts(self.public_url) is None:
@@ -77,7 +77,7 @@ class Serve:
                 )
         if self.token is not None and self.token == self.control_token:
             raise PlanError(
-                "serve: token and control_token must differ: who reads may not change\n"
+                "serve: token and control_token must differ: readers may not change the job\n"
                 "  next: make another one for control_token"
             )
 
@@ -110,7 +110,7 @@ def public_parts(url: str) -> tuple[str, str] | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it."""
+    """True if only this machine can reach the host."""
     if host == "localhost":
         return True
     try:
@@ -120,7 +120,7 @@ def is_loopback(host: str) -> bool:
 
 
 def as_serve(serve: Serve | str | bool | None) -> Serve | None:
-    """What `job.start(serve=...)` was given: settings, an address, True for any free port."""
+    """Return the settings for a `serve` argument: settings, an address, True for any port."""
     if serve is None or serve is False:
         return None
     if serve is True:

@@ -1,8 +1,8 @@
-"""The batches of Spark's query: where the log of them is, and which of them is an epoch already.
+"""The batches of Spark's query: the folder of its log, and the batches that are committed.
 
 Always true here:
 - a batch whose epoch is committed does not run again;
-- while another driver writes to Spark's folder, this one goes on in a folder of its own.
+- while another driver writes to Spark's folder, this one uses another folder.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from cairn.storage.store import Store
 class StoppingError(Exception):
     """Raised in Spark's thread to keep it from starting another epoch.
 
-    Spark takes an error of this text for the interruption it caused itself by stopping
-    the query, and does not report it as a failure.
+    Spark takes an error with this text for its own interruption of a stopped query, and does
+    not report it as a failure.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class StoppingError(Exception):
 class BatchFailedError(Exception):
     """Raised in Spark's thread to end the query: the run itself has the error, and raises it.
 
-    Spark writes what it gets to its log, with the traces of all it came through.
+    Spark writes the error to its log, with all its traces.
     """
 
     def __init__(self, error: BaseException) -> None:
@@ -50,7 +50,7 @@ class BatchFailedError(Exception):
 
 
 class SparkBatches:
-    """Those of one run."""
+    """The batches of one run."""
 
     def __init__(
         self,
@@ -63,12 +63,12 @@ class SparkBatches:
         reset_sources: Sequence[str] = (),
         compact_interval: int | None = None,
     ) -> None:
-        """`gives_up`: what was read once is not read again, whatever became of it.
+        """`gives_up`: planned batches are never read again.
 
         `compact_interval` is that of Spark's file sources, in the session that runs the query.
         """
         self.stand = position.stand
-        """Where Spark stood when the run began."""
+        """The position of Spark when the run began."""
         self._coordinator = coordinator
         self._store = store
         self._folder = position.folder
@@ -82,12 +82,11 @@ class SparkBatches:
 
     @property
     def url(self) -> str:
-        """Of Spark's folder."""
+        """The url of Spark's folder."""
         return f"{self._store.url}/{self._folder}"
 
     def to_run(self, batch_id: int) -> SparkPosition | None:
-        """What a batch is made of. None: it was committed before a crash, and its sinks again
-        when the run began."""
+        """Return the position of a batch; None if it was committed before a crash."""
         offsets = read_offsets(self._store, self._folder, batch_id)
         newest = self._coordinator.newest
         logs = self._logs
@@ -111,14 +110,14 @@ class SparkBatches:
         )
 
     def leave_unread(self, batch_id: int) -> None:
-        """Spark has planned a batch that nobody processes: the next run is to read it."""
+        """Note that a planned batch was not processed, so that the next run reads it."""
         if self._gives_up:
             leave_unread(self._store, self._folder, batch_id)
 
     def go_elsewhere(self) -> bool:
-        """A driver we have fenced still writes to Spark's folder: leave it that one.
+        """Use another folder, because a fenced driver still writes to Spark's folder.
 
-        False when there is nothing to go on with, or this driver was fenced itself.
+        False if the job has no epoch to continue from, or this driver was fenced itself.
         """
         coordinator = self._coordinator
         if coordinator.newest is None or self._gives_up:

@@ -32,7 +32,7 @@ EPOCH_CONFIG = {
 
 
 def spark_config() -> dict[str, str]:
-    """What to put into your own session before it starts."""
+    """Return the settings for your own session, before it starts."""
     return {
         # Spark would otherwise move a small subtask to where its input lies, away from its slot.
         "spark.shuffle.reduceLocality.enabled": "false",

@@ -3,7 +3,7 @@
 Always true here:
 - an epoch is one action, whose result is the acknowledgements;
 - what fails in a subtask arrives here as the CairnError it was raised as;
-- after executors came or went, the pin table is laid out anew when subtasks are crowded.
+- after executors came or went, the pin table is laid out again when subtasks are crowded.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class SparkDriver:
             try:
                 self._laid.result()
             finally:
-                # Where it failed, the next attempt lays the table out itself.
+                # If it failed, the next attempt lays the table out itself.
                 self._laid = None
 
     def prepare(self, parallelism: int, slots: Sequence[int]) -> None:
@@ -226,7 +226,7 @@ class SparkDriver:
         described = context.getLocalProperty(DESCRIPTION)
         context.setJobDescription(f"cairn: {self.graph.name}, epoch {begin.epoch}{attempt}")
         before = len(self._reports.value)
-        self.planner.grouped = self._partials.chosen(begin.epoch)
+        self.planner.grouped = self._partials.choose(begin.epoch)
         failure: Exception | None = None
         try:
             self._wait_for_pin()
@@ -291,7 +291,7 @@ class SparkDriver:
         """Spread subtasks out again when they crowd on the executors that survived a loss."""
         for report in reports:
             self.placement[report.subtask] = report.executor
-        # Anew: whoever asks meanwhile has the ones of before.
+        # A new dict: other threads keep reading the old one.
         doors = self.doors | {report.subtask: report.door for report in reports}
         # One that could open no door has none, whatever the slot before it had.
         self.doors = {at: door for at, door in doors.items() if door and at < self.parallelism}
@@ -301,7 +301,7 @@ class SparkDriver:
         per_executor = collections.Counter(self.placement.values())
         fair = -(-self.parallelism // max(1, executors))
         crowded = executors > len(per_executor) and max(per_executor.values(), default=0) > fair
-        # Twice in a row: an executor that is only late for an epoch is no reason to move.
+        # Twice in a row: an executor may just be late for one epoch.
         self._crowded_epochs = self._crowded_epochs + 1 if crowded else 0
         if self._crowded_epochs >= 2:
             self.planner.repin(self.spark)
@@ -355,7 +355,7 @@ class SparkDriver:
 
 
 def trigger_ms(spark: SparkSession, trigger: str) -> int:
-    """The interval of a trigger. Refuses, before anything is written, what Spark would later."""
+    """Return the interval of a trigger; PlanError if Spark would refuse it later."""
     if trigger == "available-now":
         return 0
     try:
@@ -363,6 +363,6 @@ def trigger_ms(spark: SparkSession, trigger: str) -> int:
         return int(made.intervalMs())
     except Exception as error:
         raise PlanError(
-            f"trigger {trigger!r} is no interval\n"
+            f"trigger {trigger!r} is not an interval\n"
             "  expected: an interval such as '1 second' or '500 milliseconds', or 'available-now'"
         ) from error

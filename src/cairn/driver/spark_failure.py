@@ -1,11 +1,11 @@
 """Errors of cairn and of user functions, found in the text of Spark's errors.
 
-Errors of slots and of Python functions reach the driver as text inside of errors of Java's, with
-hundreds of lines around them.
+Errors of slots and Python functions reach the driver as text inside Java errors, with hundreds of
+lines around them.
 
 Always true here:
-- what is found says it in a few lines; all that Spark said goes to the log, at level debug;
-- its cause, where there is one, is the exception of the user's function, never one of Spark's.
+- the error has a few lines; Spark's whole text goes to the log at level debug;
+- its cause, if any, is the exception of the user's function, never one of Spark.
 """
 
 from __future__ import annotations
@@ -19,16 +19,13 @@ from cairn import errors
 from cairn.errors import CairnError, EpochError, FunctionError
 from cairn.logs import logger
 from cairn.protocol.messages import Failure, find_failure
+from cairn.report.status import FIX_FUNCTION
 from cairn.user_code import is_users
 
 FRAMES_LINES_MAX: Final = 20
 CONCURRENT_MARKS: Final = (
     "CONCURRENT_STREAM_LOG_UPDATE",
     "Multiple streaming queries are concurrently",
-)
-_NEXT: Final = (
-    "mend the function and start the job again: it goes on with this epoch; or put such rows "
-    'aside, with on_error="dead-letter"'
 )
 _TRACEBACK: Final = re.compile(
     r"Traceback \(most recent call last\):\n((?:[ \t].*\n|\n)+)(\w[\w.]*(?:: .*)?)"
@@ -38,27 +35,27 @@ _WRAPPING: Final = ("An error occurred while calling",)
 
 
 def as_cairn_error(error: BaseException, epoch: int) -> CairnError:
-    """The error of cairn's that stands for one of Spark's."""
+    """Return the cairn error for an error of Spark."""
     if isinstance(error, CairnError):
         return error
     text = str(error)
     logger.debug("epoch %d failed in Spark: %s", epoch, text)
     failure = find_failure(text)
     if failure is not None:
-        return _found(failure, epoch)
+        return _slot_error(failure, epoch)
     raised = _python_error(text, epoch)
     if raised is not None:
         return raised
     return EpochError(
         f"epoch {epoch} failed in Spark: {_first_line(text) or type(error).__name__}\n"
-        "  next: read all that Spark says of it in the error's .text, or in the log at level debug",
+        "  next: read Spark's whole text in the error's .text, or in the log at level debug",
         epoch=epoch,
         text=text,
     )
 
 
 def _first_line(text: str) -> str:
-    """The first line that says something: of a Python worker, what it raised."""
+    """Return the first line with content, or the exception of a Python worker."""
     raised = _TRACEBACK.search(text)
     if raised is not None:
         return raised[2]
@@ -66,7 +63,7 @@ def _first_line(text: str) -> str:
     return next((line for line in lines if line and not line.startswith(_WRAPPING)), "")
 
 
-def _found(failure: Failure, epoch: int) -> CairnError:
+def _slot_error(failure: Failure, epoch: int) -> CairnError:
     """Return the error that a slot has raised."""
     kind: Any = getattr(errors, failure.kind, EpochError)
     kind = kind if isinstance(kind, type) and issubclass(kind, CairnError) else EpochError
@@ -76,24 +73,24 @@ def _found(failure: Failure, epoch: int) -> CairnError:
         if failure.facts.get("executor"):
             message += f" (executor {failure.facts['executor']})"
     if kind is FunctionError and "\n  next: " not in message:
-        message += f"\n  next: {_NEXT}"
+        message += f"\n  next: {FIX_FUNCTION}"
     found: CairnError = kind(message, **{"epoch": epoch, **failure.facts})
     found.__cause__ = _users_error(failure)
     return found
 
 
 def _users_error(failure: Failure) -> Exception | None:
-    """The exception of a user's function, with its traceback as a note."""
+    """Return the exception of a user's function, with its traceback as a note."""
     kind = getattr(builtins, str(failure.facts.get("cause_type")), None)
     if not isinstance(kind, type) or not issubclass(kind, Exception):
-        return None  # Its class need not be known here.
+        return None  # Its class may not be importable here.
     shown, text = str(failure.facts.get("cause")), failure.facts.get("cause_text")
     try:
         made = kind(*ast.literal_eval(f"[{shown[len(kind.__name__) + 1 : -1]}]"))
-    except Exception:  # Its arguments are no plain values, or were cut.
+    except Exception:  # Its arguments are not plain values, or were cut.
         try:
             made = kind(text)
-        except TypeError:  # As those of Unicode: a text alone does not make one.
+        except TypeError:  # For example UnicodeError: it needs more than a text.
             made = Exception(f"{kind.__name__}: {text}")
     frames = str(failure.facts.get("traceback", "")).rstrip().splitlines()
     if frames:
@@ -110,7 +107,7 @@ def _python_error(text: str, epoch: int) -> FunctionError | None:
             at = f"{file}:{line} in {name}"
             return FunctionError(
                 f"a Python function that Spark calls raised {raised}\n  at: {at}\n"
-                "  next: mend it and start the job again: it goes on with this epoch",
+                "  next: fix it and start the job again: it goes on with this epoch",
                 epoch=epoch,
                 operator=None,
                 cause=raised,
@@ -121,5 +118,5 @@ def _python_error(text: str, epoch: int) -> FunctionError | None:
 
 
 def is_concurrent_use(error: BaseException | None) -> bool:
-    """Whether Spark complains that another query uses its checkpoint."""
+    """True if Spark reports that another query uses its checkpoint."""
     return error is not None and any(mark in str(error) for mark in CONCURRENT_MARKS)

@@ -2,7 +2,7 @@
 
 For one line of a user's that raises, Spark's log has the traces of every task, of the batch and
 of the query, hundreds of lines. Only records of cairn's own tasks and queries are left out,
-whoever made the session; the driver logs what Spark raised at level debug.
+also in a session of the user's; the driver logs what Spark raised at level debug.
 
 Always true here:
 - records of other queries are shown as ever, but for the line that says that a job was aborted;

@@ -50,7 +50,7 @@ class Relay:
         self._thread = threading.Thread(target=self._copy, daemon=True, name="cairn-spark-stderr")
         self._thread.start()
 
-    def started(self) -> None:
+    def close_pipe(self) -> None:
         """Close our end of the pipe, once the JVM has its own."""
         with contextlib.suppress(OSError):
             os.close(self.pipe)
@@ -62,7 +62,7 @@ class Relay:
 
     def finish(self, timeout_s: float = 2.0) -> None:
         """Wait until the last words of a JVM that has failed are copied."""
-        self.started()
+        self.close_pipe()
         self._thread.join(timeout_s)
 
     def _copy(self) -> None:

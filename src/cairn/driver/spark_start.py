@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cairn.driver import progress
 from cairn.driver.class_archive import Archive, find_archive, make_in_background
-from cairn.driver.interrupts import call_aside, held_back
+from cairn.driver.interrupts import call_aside, hold_interrupts
 from cairn.driver.spark_noise import Relay
 from cairn.logs import logger
 
@@ -67,7 +67,7 @@ def start_session(settings: Mapping[str, str], java: str, *, is_quiet: bool) -> 
     spark = call_aside(partial(_get_or_create, settings))
     launched.is_up()
     context = spark.sparkContext
-    with held_back():
+    with hold_interrupts():
         # The thread that has started Spark is not this one, where a session is to be found.
         context._jvm.SparkSession.setActiveSession(spark._jsparkSession)
         progress.say(f"Spark {spark.version} is up on {context.master}")
@@ -171,7 +171,7 @@ class _Launch:
                 self._relay.finish()
             raise
         if self._relay is not None:
-            self._relay.started()
+            self._relay.close_pipe()
         self.pid = gateway.proc.pid
         SparkContext._ensure_initialized(gateway=gateway)
 

@@ -1,12 +1,12 @@
-"""From a job and its options to a leader that may run epochs: checked, taken over, settled.
+"""Start a job: check the program, take over, and bring Spark to the newest epoch.
 
-    check      the program against the newest epoch, or the savepoint
-    take over  everybody before is fenced
-    settle     Spark's folder is brought to the newest epoch; its output is published again
+    check      compare the program with the newest epoch, or the savepoint
+    take over  fence all earlier drivers
+    settle     bring Spark's folder to the newest epoch, and publish that epoch again
 
 Always true here:
-- a program that does not fit is refused before it stops the one that runs;
-- a program leads only from an epoch that it was checked against;
+- a program that does not fit is refused before it fences the running one;
+- a program continues only from an epoch that it was checked against;
 - a start that fails leaves no sink open.
 """
 
@@ -40,18 +40,18 @@ from cairn.storage.notes import write_ending, write_graph
 from cairn.storage.source_logs import for_setting
 from cairn.storage.spark_log import COMPACT_SETTING, lay_out_from, spark_folder
 from cairn.storage.store import Store, open_store
-from cairn.types.durations import duration_ms
+from cairn.types.durations import Duration, duration_ms
 
 
 class Started(NamedTuple):
-    """What a run goes on with."""
+    """The result of a start."""
 
     store: Store
     spark_store: Store
-    """Has Spark's folder."""
+    """The store of Spark's folder."""
     coordinator: Coordinator
     position: Position
-    """Where Spark is to go on."""
+    """The position from which Spark continues."""
     failures: Failures
 
 
@@ -65,69 +65,29 @@ def start(graph: Graph, options: Options) -> Started:
 def _start(graph: Graph, options: Options, opened: list[Sink]) -> Started:
     spark = graph.sources[0].dataframe.sparkSession
     parallelism = check_options(graph, options, spark)
-    # Spark keeps the logs of as many batches as we keep epochs, so each can be gone back to.
+    # Spark keeps the logs of as many batches as we keep epochs, so a job can return to each.
     retained = max(100, 2 * options.retained_epochs * options.checkpoint_every)
     spark.conf.set("spark.sql.streaming.minBatchesToRetain", retained)
-    with _usable(options.checkpoint):
-        store = open_store(options.checkpoint)
-    spark_store = store
-    if options.spark_checkpoint:
-        with _usable(options.spark_checkpoint):
-            spark_store = open_store(options.spark_checkpoint)
+    store = _open_store(options.checkpoint)
+    spark_store = _open_store(options.spark_checkpoint) if options.spark_checkpoint else store
     savepoint = None if options.savepoint is None else open_savepoint(options.savepoint)
-    with _usable(store.url):
+    with _plan_error_on_io(store.url):
         job = open_job(store, graph.name, graph.group_count, savepoint)
-    spec = job_spec(
-        graph,
-        job_id=job.job_id,
-        checkpoint=store.url,
-        backend=options.backend,
-        backend_memory_bytes=options.backend_memory_mb << 20,
-        on_error=options.on_error,
-    )
-    for sink in graph.sinks:
-        opened.append(sink.sink)  # One that fails may hold something already.
-        context = SinkContext(
-            job.job_id,
-            graph.name,
-            sink.uid,
-            graph.input_schema(sink),
-            checkpoint=store.url,
-            spark=spark,
-        )
-        with refuse_if_away(sink.uid, sink.sink):
-            sink.sink.open(context)
-    timeout, keep = options.commit_timeout, options.retained_for
-    commit_ms = None if timeout is None else duration_ms(timeout, "commit_timeout")
-    keep_ms = None if keep is None else duration_ms(keep, "retained_for")
-    coordinator = Coordinator(
-        spec,
-        store,
-        {sink.uid: sink.sink for sink in graph.sinks},
-        parallelism=parallelism,
-        retained_epochs=options.retained_epochs,
-        retained_s=None if keep_ms is None else int(keep_ms) / 1000,
-        spark_store=spark_store,
-        run_id=new_id(),
-        origins=graph.watermarks,
-        guarantee=options.guarantee,
-        checkpoint_every=options.checkpoint_every,
-        commit_timeout_s=None if commit_ms is None else int(commit_ms) / 1000,
-        allow_dropped_output=options.allow_dropped_output,
-    )
+    _open_sinks(graph, job, store.url, opened)
+    coordinator = _make_coordinator(graph, options, job, store, spark_store, parallelism)
     _take_over(graph, options, coordinator, job)
     progress.say(f"job {graph.name!r} is taken over on {store.url}")
     failures = Failures(store, graph.name)
-    with noted_on_error(coordinator, failures):
+    with note_failed_start(coordinator, failures):
         rewrite: frozenset[str] = frozenset()
         if coordinator.newest is not None:
-            # Again: until it was fenced, the driver before may have committed epochs of another
+            # Again: until it was fenced, the previous driver may have committed epochs of another
             # program.
             rewrite = _check(coordinator.newest, graph, options, coordinator)
         elif savepoint is not None:
             rewrite = _load(savepoint, graph, options, coordinator, spark_store)
-        coordinator.deploy(spec, rewrite=rewrite)
-        position = _settled(graph, options, coordinator, spark_store)
+        coordinator.deploy(coordinator.spec, rewrite=rewrite)
+        position = _settle(graph, options, coordinator, spark_store)
         crash_point("driver.rewind.laid")
         coordinator.recover()
     newest = coordinator.newest
@@ -137,24 +97,79 @@ def _start(graph: Graph, options: Options, opened: list[Sink]) -> Started:
     return Started(store, spark_store, coordinator, position, failures)
 
 
-def _take_over(graph: Graph, options: Options, coordinator: Coordinator, job: JobInfo) -> None:
-    """Become the leader, unless the program does not fit: then it stops nobody.
+def _open_store(url: str) -> Store:
+    with _plan_error_on_io(url):
+        return open_store(url)
 
-    RestoreError when somebody has removed the checkpoint meanwhile.
+
+def _open_sinks(graph: Graph, job: JobInfo, checkpoint: str, opened: list[Sink]) -> None:
+    """Open the sinks in the driver, and add each to `opened`."""
+    spark = graph.sources[0].dataframe.sparkSession
+    for node in graph.sinks:
+        opened.append(node.sink)  # First: a sink that fails to open may hold resources.
+        schema = graph.input_schema(node)
+        context = SinkContext(
+            job.job_id, graph.name, node.uid, schema, checkpoint=checkpoint, spark=spark
+        )
+        with refuse_if_away(node.uid, node.sink):
+            node.sink.open(context)
+
+
+def _make_coordinator(
+    graph: Graph,
+    options: Options,
+    job: JobInfo,
+    store: Store,
+    spark_store: Store,
+    parallelism: int,
+) -> Coordinator:
+    spec = job_spec(
+        graph,
+        job_id=job.job_id,
+        checkpoint=store.url,
+        backend=options.backend,
+        backend_memory_bytes=options.backend_memory_mb << 20,
+        on_error=options.on_error,
+    )
+    return Coordinator(
+        spec,
+        store,
+        {sink.uid: sink.sink for sink in graph.sinks},
+        parallelism=parallelism,
+        retained_epochs=options.retained_epochs,
+        retained_s=_seconds(options.retained_for, "retained_for"),
+        spark_store=spark_store,
+        run_id=new_id(),
+        origins=graph.watermarks,
+        guarantee=options.guarantee,
+        checkpoint_every=options.checkpoint_every,
+        commit_timeout_s=_seconds(options.commit_timeout, "commit_timeout"),
+        allow_dropped_output=options.allow_dropped_output,
+    )
+
+
+def _seconds(duration: Duration | None, name: str) -> float | None:
+    return None if duration is None else duration_ms(duration, name) / 1000
+
+
+def _take_over(graph: Graph, options: Options, coordinator: Coordinator, job: JobInfo) -> None:
+    """Become the leader, unless the program does not fit the newest epoch.
+
+    RestoreError if the checkpoint was removed meanwhile.
     """
     newest = coordinator.log.newest_epoch()
     if newest is not None:
         _check(newest, graph, options, coordinator)
-    with _usable(coordinator.store.url):
+    with _plan_error_on_io(coordinator.store.url):
         coordinator.take_over()
     check_job(coordinator.store, job)
 
 
 @contextmanager
-def noted_on_error(coordinator: Coordinator, failures: Failures) -> Iterator[None]:
-    """Note a start that fails after the takeover.
+def note_failed_start(coordinator: Coordinator, failures: Failures) -> Iterator[None]:
+    """Record a start that fails after the takeover.
 
-    The job is led by this driver, and does not run: whoever looks at it should see why.
+    This driver leads the job, and the job does not run: the checkpoint must show why.
     """
     try:
         yield
@@ -167,14 +182,14 @@ def noted_on_error(coordinator: Coordinator, failures: Failures) -> Iterator[Non
 
 
 @contextmanager
-def _usable(url: str) -> Iterator[None]:
-    """The first that is written: a folder that nobody may write to is known here."""
+def _plan_error_on_io(url: str) -> Iterator[None]:
+    """Turn errors of the first writes into a PlanError."""
     try:
         yield
     except OSError as error:
         raise PlanError(
             f"checkpoint {url} cannot be used: {error}\n"
-            "  next: pass a folder that this program may write to, or see to its permissions",
+            "  next: pass a folder that this program may write to, or correct its permissions",
             checkpoint=url,
         ) from error
 
@@ -184,13 +199,13 @@ def _write_graph(store: Store, term: int, graph: Graph, trigger: str) -> None:
         write_graph(store, term, msgspec.structs.replace(explain_graph(graph), trigger=trigger))
     except Exception:
         # It is for people who look later; the job itself is fine.
-        logger.warning("what the job looks like could not be written down", exc_info=True)
+        logger.warning("the graph of the job could not be written", exc_info=True)
 
 
-def _settled(
+def _settle(
     graph: Graph, options: Options, coordinator: Coordinator, spark_store: Store
 ) -> Position:
-    """Where Spark is to go on."""
+    """Bring Spark's folder to the newest epoch; return the position to continue from."""
     newest, term = coordinator.newest, coordinator.term
     sources, reset, checkpoint = graph.source_names, options.reset_sources, coordinator.store
     interval = compact_interval(graph)
@@ -202,7 +217,7 @@ def _settled(
             checkpoint=checkpoint,
             sources=sources,
             reset_sources=reset,
-            since=coordinator.log.restored_by() or 0,
+            since=coordinator.log.last_restore() or 0,
             compact_interval=interval,
         )
     return settle(
@@ -224,7 +239,7 @@ def compact_interval(graph: Graph) -> int:
 def _check(
     epoch: Epoch, graph: Graph, options: Options, coordinator: Coordinator
 ) -> frozenset[str]:
-    """May this program go on from there? The operators whose state gets another form."""
+    """Refuse a program that cannot continue from an epoch; return the uids to rewrite."""
     url = coordinator.store.url
     check_sources(
         epoch,
@@ -251,7 +266,7 @@ def _load(
     coordinator: Coordinator,
     spark_store: Store,
 ) -> frozenset[str]:
-    """A savepoint becomes the first epoch of an empty checkpoint."""
+    """Make a savepoint the first epoch of an empty checkpoint; return the uids to rewrite."""
     folder = f"{spark_folder(coordinator.term)}-savepoint"
     loaded = load_savepoint(
         savepoint,

@@ -61,7 +61,7 @@ def read_table(
             # The job may retire the newest epoch between two ranges: then there is a newer one.
             if code != "gone" or epoch is not None or left == 0:
                 kind = _ERRORS.get(code, QueryError)
-                raise kind(_said(error), operator=operator, state=state) from None
+                raise kind(_describe(error), operator=operator, state=state) from None
     raise AssertionError("the last start returns or raises")
 
 
@@ -87,7 +87,7 @@ def _read(
 
 
 def _when_free(read: Callable[[], pa.Table], timeout: float) -> pa.Table:
-    """Streams of a server are few, and soon given back."""
+    """Call `read`, again while all streams of the server are taken."""
     until = time.monotonic() + timeout
     for failures in itertools.count(1):
         try:
@@ -99,6 +99,6 @@ def _when_free(read: Callable[[], pa.Table], timeout: float) -> pa.Table:
     raise AssertionError("the loop has no end")
 
 
-def _said(error: BaseException) -> str:
-    # gRPC adds what only its authors can read.
+def _describe(error: BaseException) -> str:
+    # gRPC adds details of its own implementation.
     return str(error).partition(". Detail: ")[0]

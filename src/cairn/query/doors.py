@@ -30,12 +30,12 @@ from cairn.protocol.lookups import (
 
 TIMEOUT_S: Final = 1.0
 IDLE_MAX: Final = 32
-"""So many connections to a slot are kept."""
+"""Idle connections kept for each slot."""
 KNOCKS_MAX: Final = 32
-"""At once, for one query."""
+"""Connections opened at once for one query."""
 AWAY_S: Final = 10.0
 AWAY_S_MAX: Final = 80.0
-# An end of the time that the system was given to read or write is told as "again".
+# The system reports the end of a socket's timeout as "try again".
 _LATE: Final = (TimeoutError, BlockingIOError)
 
 
@@ -48,23 +48,23 @@ class Doors:
         self._key = key
         self._idle: dict[str, list[Channel]] = {}
         self._away: dict[str, tuple[float, float]] = {}
-        """Where nobody opened: for how long it is left alone, and until when."""
+        """Places that did not answer: for how long they are left alone, and until when."""
         self._lock = threading.Lock()
 
     def ask(self, asked: Mapping[int, LookupRequest]) -> dict[int, LookupReply]:
-        """What each subtask's slot says; of those that say nothing there is no answer."""
+        """Return the replies of the slots by subtask; a slot that does not reply is left out."""
         places = self._places()
         waiting: dict[int, Channel] = {}
         to_knock: dict[int, bytes] = {}
         for subtask, ask in asked.items():
             if subtask in places:
                 question = message_encoder.encode(ask)
-                channel = self._sent_again(places[subtask], question)
+                channel = self._send_again(places[subtask], question)
                 if channel is not None:
                     waiting[subtask] = channel
                 elif not self._is_away(places[subtask]):
                     to_knock[subtask] = question
-        waiting |= self._knocked(places, to_knock)
+        waiting |= self._connect_all(places, to_knock)
         told: dict[int, LookupReply] = {}
         is_late = False
         for subtask, channel in waiting.items():
@@ -84,8 +84,8 @@ class Doors:
                 self._give_back(place, channel)
         return told
 
-    def _sent_again(self, place: str, question: bytes) -> Channel | None:
-        """A connection that was used before, with the question on its way."""
+    def _send_again(self, place: str, question: bytes) -> Channel | None:
+        """Send the question on an idle connection, and return it; None if there is none."""
         while True:
             with self._lock:
                 idle = self._idle.get(place)
@@ -100,23 +100,23 @@ class Doors:
             except OSError:
                 channel.close()
 
-    def _knocked(
+    def _connect_all(
         self, places: Mapping[int, str], questions: Mapping[int, bytes]
     ) -> dict[int, Channel]:
-        """New connections, with the questions on their way; all of them are made at once."""
+        """Send the questions on new connections, which are opened at the same time."""
         end_s = time.monotonic() + TIMEOUT_S
 
-        def sent(subtask: int) -> Channel | None:
-            return self._sent(places[subtask], questions[subtask], end_s)
+        def send(subtask: int) -> Channel | None:
+            return self._send(places[subtask], questions[subtask], end_s)
 
         if len(questions) < 2:
-            made = [sent(subtask) for subtask in questions]
+            made = [send(subtask) for subtask in questions]
         else:
             with ThreadPoolExecutor(min(len(questions), KNOCKS_MAX)) as threads:
-                made = list(threads.map(sent, questions))
+                made = list(threads.map(send, questions))
         return {at: channel for at, channel in zip(questions, made, strict=True) if channel}
 
-    def _sent(self, place: str, question: bytes, end_s: float) -> Channel | None:
+    def _send(self, place: str, question: bytes, end_s: float) -> Channel | None:
         left_s = end_s - time.monotonic()
         if left_s <= 0:
             return None
@@ -146,7 +146,7 @@ class Doors:
         return known is not None and time.monotonic() < known[1]
 
     def _was_late(self, place: str, late: Channel) -> None:
-        """It may be gone, or busy: the next question has to knock, which tells."""
+        """Close all connections to a slot that may be gone; the next question connects again."""
         with self._lock:
             idle = self._idle.pop(place, [])
         for channel in (late, *idle):

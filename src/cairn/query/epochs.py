@@ -135,7 +135,7 @@ class EntryReport(OperatorReport, frozen=True, kw_only=True):
 
 
 class PositionReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Where Spark stands."""
+    """The position of Spark's query."""
 
     folder: str
     batch_id: int
@@ -247,7 +247,7 @@ def show_epoch(store: Store, number: int | None, log: Log | None = None) -> Epoc
         job=job_of(store),
         lineage=_ancestors(log, epoch),
         newest=current[0] if current else None,
-        retired=epoch.number < log.retired_below(),
+        retired=epoch.number < log.oldest_kept(),
         oldest_kept=epoch.oldest_kept,
         now_ms=epoch.now_ms,
         passed_ms=epoch.passed_ms,
@@ -268,8 +268,8 @@ def show_epoch(store: Store, number: int | None, log: Log | None = None) -> Epoc
 def _ancestors(log: Log, epoch: Epoch) -> list[int]:
     found: list[int] = []
     try:
-        retired_below = log.retired_below()
-        while epoch.parent is not None and epoch.parent >= retired_below:
+        oldest_kept = log.oldest_kept()
+        while epoch.parent is not None and epoch.parent >= oldest_kept:
             epoch = log.epoch(epoch.parent)
             found.append(epoch.number)
     except RestoreError:

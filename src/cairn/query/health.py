@@ -13,14 +13,13 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-import psutil
-
 from cairn.driver.coordinator.reports import report_of
 from cairn.errors import PlanError, RestoreError
-from cairn.process_identity import parse_identity, pid_namespace
+from cairn.process_identity import is_pid_alive, parse_identity, pid_namespace
 from cairn.report.epoch import EpochReport
 from cairn.report.job_graph import GraphSource, GraphTime
 from cairn.report.status import (
+    FIX_FUNCTION,
     FailureReport,
     Health,
     Signs,
@@ -35,10 +34,6 @@ from cairn.storage.notes import ending_of, newest_graph
 from cairn.types.durations import duration_ms
 
 _LINE: Final = re.compile(r"^  (at|log|next): (.*)$", re.MULTILINE)
-_NEXT_OF_FUNCTION: Final = (
-    "fix the function and start the job again: it goes on with this epoch; "
-    'on_error="dead-letter" puts such rows aside instead'
-)
 _NEXT: Final = "see the log of the driver, then start the job again: it goes on with this epoch"
 _KILLED: Final = "the driver (pid {pid} on {host}) is gone and noted no end: it was killed"
 
@@ -156,20 +151,8 @@ def is_alive(leader: Takeover) -> bool | None:
         namespace, _, identity = leader.process.partition("-")
         # Containers may share the name of a host, and their process ids mean nothing outside.
         return parse_identity(identity).is_alive if namespace == pid_namespace() else None
-    return _has_same_pid(leader)
-
-
-def _has_same_pid(leader: Takeover) -> bool | None:
-    """True if the process that has the driver's id may be the driver: for records without more."""
-    try:
-        # A process that began later only has its number.
-        process = psutil.Process(leader.pid)
-        is_same = float(process.create_time()) * 1000 <= leader.wall_ms + 1000
-        return is_same and str(process.status()) != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-    except psutil.Error:
-        return None
+    # An older record has the id alone; a process that began later is another one.
+    return is_pid_alive(leader.pid, began_by_ms=leader.wall_ms + 1000)
 
 
 def read_declared(log: Log) -> tuple[int, int]:
@@ -195,7 +178,7 @@ def failure_report(failures: list[FailureNote]) -> FailureReport | None:
     message = newest.message or newest.kind or "unknown"
     cause = message.partition("\n")[0]
     lines = dict(_LINE.findall(message))
-    by_default = _NEXT_OF_FUNCTION if newest.kind == "FunctionError" else _NEXT
+    by_default = FIX_FUNCTION if newest.kind == "FunctionError" else _NEXT
     return FailureReport(
         cause=cause,
         kind=newest.kind,

@@ -26,7 +26,7 @@ def json_rows(batch: pa.RecordBatch | pa.Table) -> list[dict[str, Any]]:
 
 
 def json_columns(schema: pa.Schema) -> list[dict[str, str]]:
-    """What the columns are called, and their types."""
+    """Return names and types of the columns."""
     return [{"name": field.name, "type": format_type(field.type)} for field in schema]
 
 

@@ -41,6 +41,9 @@ _ERRORS: Final[dict[int, type[CairnError]]] = {
 _CODES: Final[dict[str, type[CairnError]]] = {"no-epoch": NoEpochError}
 """Codes that are more precise than the HTTP status."""
 
+Json = dict[str, Any]
+"""The body of a request or an answer."""
+
 
 class Link:
     """To one server. Free for all threads."""
@@ -53,7 +56,7 @@ class Link:
         ca: str | None,
         timeout: float,
     ) -> None:
-        parts, self.host, self._port = _parsed(url)
+        parts, self.host, self._port = _parse_url(url)
         self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
         self._prefix = parts.path.rstrip("/")
         given = token or control_token
@@ -75,39 +78,39 @@ class Link:
         for connection in connections:
             connection.close()
 
-    def get(self, path: str, **query: Any) -> dict[str, Any]:
-        """What reads, and may be sent again."""
+    def get(self, path: str, **query: object) -> Json:
+        """Send a request that only reads, and is sent again if it fails."""
         given = {name: value for name, value in query.items() if value is not None}
         return self._request("GET", f"{path}?{urlencode(given)}" if given else path)
 
-    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Like `get`, of what does not fit into a path."""
+    def post(self, path: str, body: Json) -> Json:
+        """Send a request like `get`, with a body."""
         return self._request("POST", path, body)
 
-    def control(self, what: str, body: dict[str, Any]) -> dict[str, Any]:
-        """What changes the job: sent once."""
+    def control(self, what: str, body: Json) -> Json:
+        """Send a request that changes the job, once."""
         if self._control_token is None:
             raise QueryError(
                 "this client has no control token\n  next: cairn.client(url, control_token=...)"
             )
-        # On a connection of its own: one that the server has let go would look like a failure.
+        # On its own connection: one that the server has closed would look like a failure.
         own = self._new_connection()
         try:
             try:
                 own.http.connect()
             except OSError as error:
                 raise self._silent(error) from error
-            # A savepoint takes as long as it takes. That the machine is gone is noticed.
+            # A savepoint may take long; keepalive notices if the machine is gone.
             own.http.sock.settimeout(None)
             own.http.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if hasattr(socket, "TCP_KEEPIDLE"):
                 own.http.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
             headers = {**_HEADERS, "Authorization": f"Bearer {self._control_token}"}
             try:
-                found = self._once(own, "POST", f"/api/control/{what}", encoded(body), headers)
+                found = self._once(own, "POST", f"/api/control/{what}", encode_json(body), headers)
             except (OSError, http.client.HTTPException) as error:
                 raise QueryError(
-                    f"{self.url} has not said whether the {what} is done: "
+                    f"{self.url} has not confirmed the {what}: "
                     f"{error or type(error).__name__}\n"
                     "  next: look at /api/points and /api/job before asking again"
                 ) from error
@@ -118,22 +121,20 @@ class Link:
     def _silent(self, error: Exception) -> QueryError:
         return QueryError(
             f"{self.url} does not answer: {error or type(error).__name__}\n"
-            "  next: is the job running, and the address right? see run.url"
+            "  next: check that the job runs, and its address: see run.url"
         )
 
-    def _request(
-        self, method: Literal["GET", "POST"], path: str, body: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
+    def _request(self, method: Literal["GET", "POST"], path: str, body: Json | None = None) -> Json:
         headers = dict(_HEADERS)
         if self.bearer is not None:
             headers["Authorization"] = self.bearer
-        data = None if body is None else encoded(body)
+        data = None if body is None else encode_json(body)
         for left in reversed(range(TRIES_MAX)):
             connection = self._connection()
             try:
                 status, text = self._once(connection, method, path, data, headers)
             except (OSError, http.client.HTTPException) as error:
-                connection.close()  # The next request opens it anew.
+                connection.close()  # The next request opens it again.
                 if left == 0:
                     raise self._silent(error) from error
             else:
@@ -183,7 +184,7 @@ class _Connection:
         self.close()
 
 
-def _parsed(url: str) -> tuple[SplitResult, str, int | None]:
+def _parse_url(url: str) -> tuple[SplitResult, str, int | None]:
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -194,16 +195,16 @@ def _parsed(url: str) -> tuple[SplitResult, str, int | None]:
     return parts, parts.hostname, port
 
 
-def encoded(value: Any) -> bytes:
-    """A value as JSON."""
+def encode_json(value: object) -> bytes:
+    """Return a value as JSON."""
     # Escapes would be six bytes a letter. Half a surrogate pair is for the server to refuse.
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return text.encode(errors="surrogatepass")
 
 
-def _answer(status: int, text: bytes) -> dict[str, Any]:
+def _answer(status: int, text: bytes) -> Json:
     try:
-        found: dict[str, Any] = json.loads(text)
+        found: Json = json.loads(text)
         if status < 300:
             return found
         error = found["error"]

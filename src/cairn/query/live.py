@@ -1,12 +1,12 @@
-"""State of a running job, asked for by key: as of its last committed epoch, from the slots.
+"""Look up state of a running job by key, as of its last committed epoch, in the slots.
 
-A query takes the newest committed epoch and asks every slot concerned for the version that the
-epoch names. A slot that has moved on, or lost it, says so: then it is asked anew for what is
-committed by now, and what no slot has is read from the checkpoint, at that same epoch.
+A query takes the newest committed epoch and asks each slot for the version that the epoch names.
+A slot that is at a later version, or has lost it, refuses: the query then starts again with the
+epoch committed by now. State that no slot has is read from the checkpoint, at that same epoch.
 
 Always true here:
 - an answer is of one epoch, and that epoch is in the log;
-- answers to one who asks again and again never go back to an earlier epoch;
+- answers to repeated queries never go back to an earlier epoch;
 - no slot is started, and no epoch waited for.
 """
 
@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -26,7 +26,7 @@ from cairn.errors import CairnError, EpochError, QueryError, RestoreError
 from cairn.functions import find_states
 from cairn.protocol.lookups import LookupReply, LookupRequest
 from cairn.protocol.spec import OperatorSpec
-from cairn.query.lookups import Folds, Lookup, Place
+from cairn.query.lookups import Folds, Held, Key, Lookup, Place, Value
 from cairn.snapshots.reader import EpochReader
 from cairn.state import Aggregating
 from cairn.storage.manifest import Epoch
@@ -36,16 +36,19 @@ Source = Literal["slot", "checkpoint"]
 
 TRIES_MAX: Final = 4
 READERS_MAX: Final = 4
-"""So many read the checkpoint at once."""
+"""Readers of the checkpoint at once."""
 KEYS_MAX: Final = 100_000
-"""Of one query."""
+"""Keys in one query."""
+
+
+_Declared = tuple[OperatorSpec, Aggregating[Value, Value] | None]
 
 
 class Answer(NamedTuple):
     """State of one key, as of an epoch."""
 
-    value: Any
-    """As the state's `get()` gives it: of a map a dict, of a list a list; None if not found."""
+    value: Value
+    """As `get()` of the state returns it; a dict for a map; None if not found."""
     epoch: int
     found: bool
     source: Source
@@ -56,14 +59,14 @@ class Answers:
     """State of many keys, all of it as of one epoch."""
 
     epoch: int
-    values: dict[Any, Any]
-    """By key, as it was asked for (a list as a tuple); keys without state are left out."""
+    values: Held
+    """By key as given (a list becomes a tuple); keys without state are left out."""
     source: Source
     """"slot" if none of it had to be read from the checkpoint."""
 
 
 class Leader(Protocol):
-    """What is asked of the coordinator."""
+    """The coordinator, as far as queries use it."""
 
     committed: Epoch | None
     committed_by: tuple[Epoch, dict[str, OperatorSpec]] | None
@@ -87,14 +90,16 @@ class LiveState:
         self._ask = ask
         self._job = job
         self._lookups: dict[tuple[str, str], Lookup] = {}
-        self._results: dict[tuple[str, str], tuple[OperatorSpec, Aggregating[Any, Any] | None]] = {}
+        self._results: dict[
+            tuple[str, str], tuple[OperatorSpec, Aggregating[Value, Value] | None]
+        ] = {}
         self._readers: list[EpochReader] = []
         """Of the checkpoint, and of one epoch: those that nobody reads with at the moment."""
         self._lock = threading.Lock()
         self._reading = threading.BoundedSemaphore(READERS_MAX)
         self._is_closed = False
 
-    def query(self, operator: str, state: str, key: Any) -> Answer:
+    def query(self, operator: str, state: str, key: Key) -> Answer:
         """State of one key."""
         lookup, found, source = self._look_up(operator, state, [key])
         (value,) = found
@@ -102,7 +107,7 @@ class LiveState:
             return Answer(None, lookup.epoch.number, False, source)
         return Answer(value, lookup.epoch.number, True, source)
 
-    def query_many(self, operator: str, state: str, keys: Iterable[Any]) -> Answers:
+    def query_many(self, operator: str, state: str, keys: Iterable[Key]) -> Answers:
         """State of many keys, all of it as of one epoch."""
         keys = list(keys)
         if len(keys) > KEYS_MAX:
@@ -125,8 +130,8 @@ class LiveState:
             reader.close()
 
     def _look_up(
-        self, operator: str, state: str, keys: list[Any]
-    ) -> tuple[Lookup, list[Any], Source]:
+        self, operator: str, state: str, keys: list[Key]
+    ) -> tuple[Lookup, list[Value], Source]:
         failure: CairnError | OSError | None = None
         for attempt in range(TRIES_MAX):
             lookup = self._lookup(operator, state)
@@ -145,7 +150,7 @@ class LiveState:
                     failure = error
                     continue
                 source = "checkpoint"
-            seen: dict[Any, Any] = {}
+            seen: Held = {}
             for place in places:
                 if place is not None and place.at not in seen:
                     seen[place.at] = lookup.visible(place.key, held.get(place.at), floor_ms)
@@ -176,7 +181,7 @@ class LiveState:
         return known
 
     def _result(self, spec: OperatorSpec | None, lookup: Lookup) -> Folds:
-        """Of aggregating state: what users get of what is held."""
+        """Return the function from a stored accumulator to the result of an aggregate."""
         name = lookup.operator, lookup.state
         known = self._results.get(name)
         if spec is not None and (known is None or known[0] is not spec):
@@ -199,7 +204,7 @@ class LiveState:
 
     def _from_slots(
         self, lookup: Lookup, places: list[Place | None]
-    ) -> tuple[dict[Any, Any], int | None, list[Place]]:
+    ) -> tuple[Held, int | None, list[Place]]:
         """(what is held by group and key, as of when expired state is gone, what no slot has)."""
         by_subtask: dict[int, list[Place]] = {}
         # A key that is asked for twice is looked up once.
@@ -217,7 +222,7 @@ class LiveState:
             for subtask, theirs in by_subtask.items()
         }
         told = self._ask(asked)
-        held: dict[Any, Any] = {}
+        held: Held = {}
         missing: list[Place] = []
         floor_ms = lookup.floor_ms
         for subtask, theirs in by_subtask.items():
@@ -226,18 +231,18 @@ class LiveState:
                 missing += theirs
                 continue
             if answer.floor_ms is not None:
-                # What expired by then may be gone in one slot and not yet in another.
+                # State that expired by then may be gone in one slot and not yet in another.
                 floor_ms = max(answer.floor_ms, answer.floor_ms if floor_ms is None else floor_ms)
             for place, raw in zip(theirs, answer.values, strict=True):
                 if raw is not None:
                     held[place.at] = unpack_held(lookup.packing, raw)
         return held, floor_ms, missing
 
-    def _from_checkpoint(self, lookup: Lookup, places: list[Place]) -> dict[Any, Any]:
-        by_group: dict[int, list[Any]] = {}
+    def _from_checkpoint(self, lookup: Lookup, places: list[Place]) -> Held:
+        by_group: dict[int, list[Key]] = {}
         for place in places:
             by_group.setdefault(place.group, []).append(place.key)
-        held: dict[Any, Any] = {}
+        held: Held = {}
         with self._reader(lookup.epoch) as reader:
             # They come range by range, and the reader has the files of one range open at a time.
             for group, keys in by_group.items():
@@ -252,7 +257,7 @@ class LiveState:
                     lookup.uid, range(group, group + 1), [lookup.state], narrowed
                 )
                 for chunk in chunks:
-                    found = lookup.stored_rows(chunk.rows[lookup.state])
+                    found = lookup.collect_rows(chunk.rows[lookup.state])
                     held |= {(group, key): found[key] for key in keys if key in found}
         return held
 

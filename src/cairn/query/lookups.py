@@ -30,28 +30,34 @@ from cairn.types import parse_type, type_ddl
 from cairn.types.codec import ValueTypeError
 from cairn.types.codec.stamped import stamp_codec
 
-# What codecs, hashes and formats say of a value that is not of the type, or beyond its range.
+Key = Any
+"""A key of a state, as users give it or as it is stored."""
+Value = Any
+"""A value of a state, of the type that the state declares."""
+Held = dict[Key, Value]
+
+# Errors of codecs, hashes and formats for a value of another type or beyond its range.
 _MISFITS: Final = (ValueTypeError, TypeError, ValueError, OverflowError, struct.error)
 
 
 class Folds(Protocol):
-    """What is held of an aggregate, to what users get of it."""
+    """Turns the stored value of an aggregate into its result."""
 
-    def __call__(self, held: Any, /) -> Any: ...
+    def __call__(self, held: Value, /) -> Value: ...
 
 
 class Place(NamedTuple):
-    """Where state of a key is."""
+    """The subtask, version and key group that hold the state of a key."""
 
     subtask: int
     version: str
     group: int
-    key: Any
-    """As it is found in a dict."""
+    key: Key
+    """Normalised, so that it can be found in a dict."""
     packed: bytes
 
     @property
-    def at(self) -> tuple[int, Any]:
+    def at(self) -> tuple[int, Key]:
         return self.group, self.key
 
 
@@ -74,7 +80,7 @@ class Lookup:
         decl = self.decl
         self.form: Form = (decl.kind, decl.type, decl.entry_type or "", decl.ttl or "")
         self.result: Folds | None = None
-        """Of aggregating state: of what is held, what users get."""
+        """For aggregating state."""
         self._group_count = group_count
         types = [parse_type(ddl) for ddl in self.entry.key_types.values()]
         self._hash = key_hasher(types) if self.entry.scope == "keyed" else None
@@ -84,10 +90,10 @@ class Lookup:
         self._firsts = [part.first_group for _, part in ranges]
         self._ranges = ranges
 
-    def place(self, key: Any) -> Place | None:
-        """Where a key is, given as users give it; None: there can be nothing."""
+    def place(self, key: Key) -> Place | None:
+        """Return the place of a user's key; None if the state cannot have it."""
         try:
-            stored = self._stored(key)
+            stored = self._normalise(key)
             group = self._group(stored)
             packed = self.packing.key(stored)
         except _MISFITS as error:
@@ -100,34 +106,34 @@ class Lookup:
             return None
         return Place(subtask, part.version, group, stored, packed)
 
-    def misfit(self, key: Any, error: BaseException) -> QueryError:
-        """A key that none of this state can be."""
+    def misfit(self, key: Key, error: BaseException) -> QueryError:
+        """Return the error for a key that does not fit this state."""
         names = ", ".join(self.columns.key_names)
         return QueryError(
-            f"operator {self.operator!r}: {key!r} is no key of it: {error}\n"
+            f"operator {self.operator!r}: {key!r} is not a key of it: {error}\n"
             f"  expected: {names} of type {type_ddl(self.columns.key_type)}"
-            + ("; of several columns a tuple" if len(self.columns.key_names) > 1 else ""),
+            + ("; a tuple for several columns" if len(self.columns.key_names) > 1 else ""),
             operator=self.operator,
             state=self.state,
         )
 
-    def hashable(self, key: Any) -> Any:
-        """A key that fits, to be found by: itself if it can be hashed."""
+    def hashable(self, key: Key) -> Key:
+        """Return a key to index by: itself if it can be hashed."""
         try:
             hash(key)
         except TypeError:
-            return self._stored(key)
+            return self._normalise(key)
         return key
 
-    def _stored(self, key: Any) -> Any:
+    def _normalise(self, key: Key) -> Key:
         if self._is_wrapped and isinstance(key, tuple) and len(key) == 1:
             inner = key[0]
-            # Of an array with one element the tuple is the array.
+            # For a key of array type, a tuple of one element is the array itself.
             if not self._is_array or inner is None or isinstance(inner, list | tuple | np.ndarray):
                 key = inner
         return None if key is None else self.columns.keys.normalise_key(key)
 
-    def _group(self, stored: Any) -> int | None:
+    def _group(self, stored: Key) -> int | None:
         if self._hash is not None:
             several = len(self.columns.key_names) > 1
             values = tuple(stored) if several else (stored,)
@@ -140,8 +146,8 @@ class Lookup:
             return None
         return groups_of(stored, count, self._group_count).start
 
-    def visible(self, key: Any, held: Any, floor_ms: int | None) -> Any:
-        """What users see of what is held of a key, without what had expired; ABSENT: nothing."""
+    def visible(self, key: Key, held: Value, floor_ms: int | None) -> Value:
+        """Return the value of a key as users see it, without expired parts; ABSENT if none."""
         if held is not None and self.ttl is not None:
             held = _later_than(held, None if floor_ms is None else floor_ms - self.ttl.ms)
         if held is None:
@@ -164,15 +170,15 @@ class Lookup:
             raise QueryError(
                 f"operator {self.operator!r}, state {self.state!r}: the aggregate's result() of "
                 f"key {key!r} failed: {type(error).__name__}: {error}\n"
-                "  next: see to it that result() takes whatever create() and add() make",
+                "  next: make result() accept every value that create() and add() return",
                 operator=self.operator,
                 state=self.state,
                 key=key,
             ) from error
 
-    def stored_rows(self, batches: Sequence[pa.RecordBatch]) -> dict[Any, Any]:
-        """What rows of a checkpoint hold of each key, as slots hold it."""
-        found: dict[Any, Any] = {}
+    def collect_rows(self, batches: Sequence[pa.RecordBatch]) -> Held:
+        """Return the stored values by key from rows of a checkpoint, in the form of the slots."""
+        found: Held = {}
         for batch in batches:
             stamps = [None] * batch.num_rows if self.ttl is None else batch["at"].to_pylist()
             decoded = zip(self.columns.decode(batch), stamps, strict=True)
@@ -186,11 +192,11 @@ class Lookup:
         return found
 
 
-def _is_list(at: Any) -> bool:
+def _is_list(at: object) -> bool:
     return isinstance(at, list)
 
 
-def _later_than(held: Any, dead_ms: int | None) -> Any:
+def _later_than(held: Value, dead_ms: int | None) -> Value:
     """The values of stamped ones that were written later than that."""
     if isinstance(held, dict):
         kept = {e: value for e, (at, value) in held.items() if dead_ms is None or at > dead_ms}

@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from cairn.errors import QueryError, StateNotFoundError
 from cairn.plan.sql import quoted
+from cairn.report.epoch import Measured, Timings
 from cairn.snapshots.columns import StateColumns
 from cairn.snapshots.diff import Example, changes, diff_pieces, is_comparable
 from cairn.snapshots.reader import EpochReader
@@ -83,7 +84,7 @@ def read_state(
             slim = _slim(source.states.epoch, [table.uid])
         sent = _Sent(table)
         read = _ReadGroups(source, table.uid, state, groups, slim, sent)
-        frame = sent.restored(_mapped(spark, len(groups), read, sent.schema))
+        frame = sent.restore(_map_parts(spark, len(groups), read, sent.schema))
         _keep(opened, [source])
     return frame
 
@@ -98,7 +99,7 @@ def diff_state(
     *,
     hold: Duration = "1 hour",
 ) -> DataFrame:
-    """What differs in a state between two epochs that a checkpoint keeps, as a DataFrame.
+    """Return the differences of a state between two retained epochs, as a DataFrame.
 
     A row per key that differs (of map state, per entry): `change` is "added", "removed" or
     "changed", then the key columns (and `entry`, or `time` of timers), `before` and `after`. Of
@@ -120,7 +121,7 @@ def diff_state(
         pieces = diff_pieces(epochs[0], epochs[1], entry)
         parts = max(1, min(pieces, 4 * spark.sparkContext.defaultParallelism))
         read = _ReadChanges(sides[0].url, epochs, entry, state, pieces, parts)
-        frame = _mapped(spark, parts, read, _diff_schema(shape, before, after))
+        frame = _map_parts(spark, parts, read, _diff_schema(shape, before, after))
         _keep(opened, sides)
     return frame
 
@@ -150,10 +151,10 @@ def _let_go() -> None:
 
 @functools.cache
 def _keep_memory() -> None:
-    """Once in a worker: memory that is free again is used for what is read next.
+    """Make the allocator of this worker keep freed memory for the next read.
 
-    Large pieces would be given back to the system each time and be asked for anew, page by page:
-    a third of the time that reading takes.
+    By default it returns large pieces to the system and requests them again page by page, which
+    takes a third of the time of reading.
     """
     with contextlib.suppress(AttributeError):  # Not every system has it.
         mallopt = ctypes.CDLL(None).mallopt
@@ -163,12 +164,12 @@ def _keep_memory() -> None:
 
 @functools.cache
 def _spare_collector() -> None:
-    """Once in a worker: Spark has it collect after every task, and what is loaded stays."""
+    """Exclude loaded objects from garbage collection: Spark's worker collects after every task."""
     gc.freeze()
 
 
 def _part_count(spark: SparkSession, rows: int) -> int:
-    """So many times all cores: what is left over at the end would be waited for by the others."""
+    """Return a multiple of the number of cores, so that no core is idle at the end."""
     cores: int = max(1, spark.sparkContext.defaultParallelism)
     return cores * max(1, math.ceil(rows / PARTITION_ROWS / cores))
 
@@ -208,8 +209,8 @@ class _Sent:
         for start in range(0, sent.num_rows, SENT_ROWS):
             yield sent.slice(start, SENT_ROWS)
 
-    def restored(self, frame: DataFrame) -> DataFrame:
-        """As the table has it."""
+    def restore(self, frame: DataFrame) -> DataFrame:
+        """Return the frame with the columns of the table."""
         columns = {name: quoted(name) for name in self.schema.names}
         if self._group is not None:
             columns[KEY_GROUP] = self._group
@@ -220,8 +221,8 @@ class _Sent:
 
 
 def _group_sql(table: StateTable) -> str | None:
-    """How Spark finds the group of a key, if it is safe to let it."""
-    # Of floats there are zeros and NaNs of several forms.
+    """Return the SQL by which Spark finds the group of a key; None if it is not safe to use."""
+    # Zeros and NaNs of floats have several forms.
     has_floats = any(pa.types.is_floating(t) or pa.types.is_nested(t) for t in table.key_types)
     if table.scope != "keyed" or has_floats:
         return None
@@ -318,7 +319,7 @@ class _ReadChanges:
         return held[-1].scope
 
 
-def _mapped(spark: SparkSession, parts: int, read: Any, schema: pa.Schema) -> DataFrame:
+def _map_parts(spark: SparkSession, parts: int, read: Any, schema: pa.Schema) -> DataFrame:
     ddl = schema_ddl(schema)
     return spark.range(0, parts, 1, parts).mapInArrow(read, ddl)
 
@@ -329,19 +330,19 @@ def _epoch(source: StateSource) -> Epoch:
 
 
 def _slim(epoch: Epoch, entries: list[str]) -> Epoch:
-    """What a worker needs of an epoch."""
+    """Return an epoch with only the parts that a worker needs."""
     return msgspec.structs.replace(
         epoch,
         operators={uid: each for uid, each in epoch.operators.items() if uid in entries},
         spark=SparkPosition(folder="", batch_id=0, offsets=""),
         committables={},
-        timings={},
-        metrics={},
+        timings=Timings(),
+        metrics=Measured(),
         timers=None,
     )
 
 
-# What differs, as columns
+# Columns of a difference
 
 
 def _comparable(

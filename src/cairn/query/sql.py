@@ -21,12 +21,15 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 from cairn.errors import CairnError, QueryError
 from cairn.snapshots.tables import StateSource, StateTable
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
 
 SQL_CHARS_MAX: Final = 100_000
 THREADS: Final = 2
@@ -60,40 +63,40 @@ def run_sql(
     memory_mb: int = 512,
     bytes_max: int | None = None,
 ) -> pa.Table:
-    """The rows of a query, at most `rows_max`: `is_truncated` tells whether there were more.
+    """Return the rows of a query, at most `rows_max`; `is_truncated` is True if there were more.
 
-    The limits are those that DuckDB looks after: a function that makes one huge value, or
-    takes long over it, goes beyond. SQL of others runs in `sql_apart`.
+    DuckDB enforces the limits, but not within a function that makes one huge value or takes
+    long. Untrusted SQL runs in `sql_apart`.
     """
-    # Not at the top: it takes a third of a second, and most commands have no use for it.
+    # Imported late: it takes a third of a second, and most commands do not need it.
     import duckdb
 
     connection = duckdb.connect(":memory:", config=_SETTINGS | {"memory_limit": f"{memory_mb}MB"})
     clock = _Clock(connection, timeout_s)
     try:
         connection.execute("SET TimeZone = 'UTC'")
-        named = _named(connection, sql)
-        for at, table in _found(source, named).items():
+        named = _find_names(connection, sql)
+        for at, table in _find_tables(source, named).items():
             _add(connection, at, _Scan(table, clock))
         for lock in _LOCKS:
             connection.execute(lock)
         with clock:
-            return _fetched(connection, sql, rows_max, bytes_max or memory_mb << 20)
+            return _fetch(connection, sql, rows_max, bytes_max or memory_mb << 20)
     except (duckdb.Error, pa.ArrowException) as error:
-        raise clock.failed or _refused(error, clock, memory_mb) from None
+        raise clock.failed or _as_query_error(error, clock, memory_mb) from None
     finally:
         connection.close()
 
 
 def is_truncated(table: pa.Table) -> bool:
-    """Whether the query had more rows than it was allowed to give."""
+    """True if the query had more rows than were allowed."""
     return _TRUNCATED in (table.schema.metadata or {})
 
 
 def table_names(source: StateSource) -> dict[tuple[str, ...], StateTable]:
-    """What states are called in SQL, in lower case: as it is written, by its parts."""
+    """Return the states by their names in SQL: the parts of a name, in lower case."""
     found: dict[tuple[str, ...], StateTable] = {}
-    named = _told_apart(source.tables())
+    named = _with_sql_names(source.tables())
     names = [
         [
             (f"{table.operator}.{state}",),
@@ -110,9 +113,9 @@ def table_names(source: StateSource) -> dict[tuple[str, ...], StateTable]:
     return found
 
 
-def _told_apart(tables: list[StateTable]) -> list[tuple[StateTable, str]]:
-    """Each with a name for its state: SQL does not tell `Total` from `total`, so they are
-    `Total_1` and `total_2`."""
+def _with_sql_names(tables: list[StateTable]) -> list[tuple[StateTable, str]]:
+    """Return each state with its name in SQL, where `Total` and `total` would be the same: these
+    become `Total_1` and `total_2`."""
     lowered = [(table.operator.lower(), table.state.lower()) for table in tables]
     counts, taken = Counter(lowered), set(lowered)
     found = []
@@ -126,26 +129,26 @@ def _told_apart(tables: list[StateTable]) -> list[tuple[StateTable, str]]:
     return found
 
 
-# What a query names
+# Names in a query
 
 
 class _Named:
-    """What is found in a query, by DuckDB's own parser."""
+    """Tables and common table expressions of a query, found by DuckDB's own parser."""
 
     def __init__(self) -> None:
         self.tables: set[tuple[str, ...]] = set()
         self.ctes: set[str] = set()
 
 
-def _named(connection: Any, sql: str) -> _Named:
+def _find_names(connection: DuckDBPyConnection, sql: str) -> _Named:
     if len(sql) > SQL_CHARS_MAX:
         raise QueryError(
             f"the query has {len(sql)} characters\n  expected: at most {SQL_CHARS_MAX}\n"
             "  next: read the state as a DataFrame instead"
         )
-    # Two parsers could read them in two ways: text ends with a zero to some.
+    # Two parsers could read such text differently: to some a zero ends it.
     if "\x00" in sql or sql.encode(errors="replace").decode() != sql:
-        raise QueryError("the query is no text\n  found: a zero, or half a character in it")
+        raise QueryError("the query is not text\n  found: a zero, or half a character in it")
     statements = connection.extract_statements(sql)
     if len(statements) != 1:
         raise QueryError(
@@ -206,7 +209,7 @@ def _look(node: dict[str, Any], found: _Named) -> None:
             )
     elif kind == "SHOW_REF" and not node.get("query"):
         raise QueryError(
-            "SHOW cannot be used here\n  next: `describe operator.state` tells columns"
+            "SHOW cannot be used here\n  next: `describe operator.state` lists columns"
         )
     elif node.get("class") == "FUNCTION":
         name = str(node.get("function_name", "")).lower()
@@ -220,7 +223,7 @@ def _look(node: dict[str, Any], found: _Named) -> None:
         found.ctes |= {str(each["key"]).lower() for each in node["cte_map"].get("map", ())}
 
 
-def _found(source: StateSource, named: _Named) -> dict[tuple[str, ...], StateTable]:
+def _find_tables(source: StateSource, named: _Named) -> dict[tuple[str, ...], StateTable]:
     known = table_names(source)
     found = {}
     for name in named.tables:
@@ -232,9 +235,11 @@ def _found(source: StateSource, named: _Named) -> dict[tuple[str, ...], StateTab
                 )
             found[name] = known[name]
         elif len(name) != 1 or name[0] not in named.ctes:
-            names = sorted({f"{t.operator}.{state}" for t, state in _told_apart(source.tables())})
+            names = sorted(
+                {f"{t.operator}.{state}" for t, state in _with_sql_names(source.tables())}
+            )
             raise QueryError(
-                f"there is no table {'.'.join(name)!r}\n"
+                f"no state has the name {'.'.join(name)!r}\n"
                 f"  found: {', '.join(names) or 'no state at all'}\n"
                 "  next: select from one of these; names with dots or marks in them "
                 'are written in double quotes: "operator.state"'
@@ -248,7 +253,7 @@ def _found(source: StateSource, named: _Named) -> dict[tuple[str, ...], StateTab
 class _Clock:
     """Interrupts a query that takes too long; keeps what failed while a state was read."""
 
-    def __init__(self, connection: Any, timeout_s: float) -> None:
+    def __init__(self, connection: DuckDBPyConnection, timeout_s: float) -> None:
         self._timer = threading.Timer(timeout_s, self._end)
         self._timer.daemon = True
         self._connection = connection
@@ -274,7 +279,7 @@ class _Clock:
 
 
 class _Scan:
-    """What DuckDB sees of a state: a stream of rows, a new one each time it scans."""
+    """A state as DuckDB reads it: each scan gets a new stream of rows."""
 
     def __init__(self, table: StateTable, clock: _Clock) -> None:
         self._table = table
@@ -306,7 +311,7 @@ def _readable(field: pa.Field) -> pa.Field:
     return pa.field(field.name, pa.null() if empty else field.type)
 
 
-def _add(connection: Any, name: tuple[str, ...], scan: _Scan) -> None:
+def _add(connection: DuckDBPyConnection, name: tuple[str, ...], scan: _Scan) -> None:
     """As a table of that name; its scan is kept alive by the connection."""
     if len(name) == 1:
         connection.register(name[0], scan)
@@ -319,7 +324,7 @@ def _add(connection: Any, name: tuple[str, ...], scan: _Scan) -> None:
     connection.execute(f'CREATE VIEW "{schema}"."{table}" AS SELECT * FROM main."{escaped}"')
 
 
-def _fetched(connection: Any, sql: str, rows_max: int, bytes_max: int) -> pa.Table:
+def _fetch(connection: DuckDBPyConnection, sql: str, rows_max: int, bytes_max: int) -> pa.Table:
     asked = connection.sql(sql)
     if any("UHUGEINT" in str(type) for type in asked.types):
         # On its way to Arrow it becomes a negative number.
@@ -391,7 +396,7 @@ def _canonical_type(type: pa.DataType) -> pa.DataType:
     return type
 
 
-def _refused(error: Exception, clock: _Clock, memory_mb: int) -> QueryError:
+def _as_query_error(error: Exception, clock: _Clock, memory_mb: int) -> QueryError:
     if clock.is_over:
         return QueryError(
             f"the query took longer than {clock.timeout_s:g} s\n"
@@ -403,6 +408,6 @@ def _refused(error: Exception, clock: _Clock, memory_mb: int) -> QueryError:
             f"the query needs more than {memory_mb} MiB of memory\n"
             "  next: narrow it down, or read the state as a DataFrame"
         )
-    # The rest of it quotes the query, or tells of settings that nobody can change here.
+    # The rest quotes the query, or names settings that cannot be changed here.
     lines = [line for line in text.splitlines() if line.strip()][:4]
     return QueryError("the query cannot be run\n  found: " + "\n  ".join(lines))

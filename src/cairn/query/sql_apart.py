@@ -33,7 +33,7 @@ _FRAME_BYTES: Final = 1 << 20
 _MODULE: Final = "cairn.query.sql_child"
 _ENDED_LATE: Final = frozenset({-signal.SIGALRM, -signal.SIGXCPU})
 
-# What stores and Python need; nothing else of ours is a query's business.
+# The variables that stores and Python need; a query sees no others.
 _NAMES: Final = frozenset(
     {
         "HOME", "PATH", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "SSL_CERT_FILE",
@@ -68,7 +68,7 @@ def run_sql_apart(
     try:
         request = msgspec.json.encode(asked)
     except UnicodeEncodeError:
-        raise QueryError("the query is no text\n  found: half a character in it") from None
+        raise QueryError("the query is not text\n  found: half a character in it") from None
     with tempfile.TemporaryFile() as said:
         answer, code, was_ended = _exchange(request, said, timeout_s + _START_S_MAX)
         said.seek(0)
@@ -104,12 +104,12 @@ def child_environment() -> dict[str, str]:
         for name, value in os.environ.items()
         if name.upper() in _NAMES or name.startswith(_PREFIXES)
     }
-    # Where we found cairn ourselves, also when a program has told Python of it.
+    # The path of this process, which a program may have changed.
     return {**kept, **_SMALL, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 def _exchange(request: bytes, said: IO[bytes], end_s: float) -> tuple[bytes, int, bool]:
-    """What it answers, how it ended, and whether it had to be ended."""
+    """Return the answer of the child, its exit code, and whether it was killed."""
     late = threading.Event()
 
     def end() -> None:
@@ -133,7 +133,7 @@ def _exchange(request: bytes, said: IO[bytes], end_s: float) -> tuple[bytes, int
                 if len(answer) <= ANSWER_BYTES_MAX + _FRAME_BYTES:
                     child.wait()
             finally:
-                # Whatever it still does, nobody waits for it.
+                # Its answer is read, or too large: end it.
                 child.kill()
                 timer.cancel()
         return answer, child.returncode, late.is_set()

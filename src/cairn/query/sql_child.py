@@ -4,7 +4,7 @@ Always true here:
 - its limits are set before it looks at the query, and end it whatever the query does: nothing
   that DuckDB allocates or forgets to interrupt is left out of them;
 - it writes an Arrow IPC stream, or one JSON object that says what is wrong: `Refusal`;
-- it goes on no longer than its time, also when whoever has started it is gone.
+- it ends when its time is over, even if its parent is gone.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from cairn.snapshots.tables import open_state
 
 NICE: Final = 10
 VALUES_MAX: Final = 4_000_000
-"""Of an answer, in lists too: each is an object to whoever shows it, however small it is here."""
+"""Values in an answer, those in lists counted: each becomes an object where it is shown."""
 _SPARE_MB: Final = 512
-"""Of addresses, besides what the query may have: stacks of threads, what is read of a state."""
+"""Address space beyond the query's limit, for stacks of threads and for rows of state."""
 _FIRST_TO_GO: Final = "1000"
 
 
@@ -88,7 +88,7 @@ def _limit(asked: Asked) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.nice(NICE)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
-        # Where memory is short nevertheless, it is not the job that the kernel ends.
+        # If memory runs short, the kernel is to end this process and not the job.
         score.write(_FIRST_TO_GO)
     pa.set_cpu_count(THREADS)
     pa.set_io_thread_count(THREADS)
@@ -102,7 +102,7 @@ def _limit(asked: Asked) -> None:
 
 
 def _address_mb() -> int:
-    """What is taken already: libraries, and memory that they have put aside."""
+    """Return the address space in use already: libraries, and memory they have reserved."""
     try:
         with open("/proc/self/statm") as told:
             return int(told.read().split()[0]) * resource.getpagesize() >> 20
@@ -111,7 +111,7 @@ def _address_mb() -> int:
 
 
 def _answer(asked: Asked) -> bytes:
-    # Not held here: whoever asks does that.
+    # The caller holds the epoch.
     with open_state(asked.url, asked.epoch, hold_ms=0) as source:
         found = run_sql(
             source,

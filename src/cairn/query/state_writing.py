@@ -52,7 +52,7 @@ class InExecutors:
     def rewrite(self, task: StateTask, given: Sequence[Any]) -> list[SavedStateFile] | None:
         from pyspark.sql import functions as F
 
-        rows = self._staged(task, given)
+        rows = self._stage(task, given)
         types = {field.name: field.type for field in task.rows.staged}
         keys = [(quoted(name), types[name]) for name in task.rows.key_names]
         parts = min(task.group_count, self._spark.sparkContext.defaultParallelism)
@@ -64,7 +64,7 @@ class InExecutors:
             .repartitionById(parts, F.col(_PART))
             .drop(_PART)
             .sortWithinPartitions(*self._order(task))
-            .mapInArrow(_written(task), "files string, error binary")
+            .mapInArrow(_write_files(task), "files string, error binary")
             .collect()
         )
         for row in files:
@@ -74,11 +74,11 @@ class InExecutors:
         self._remove_others(task, {file.path for file in found})
         return sorted(found, key=lambda file: file.first_group)
 
-    def _staged(self, task: StateTask, given: Sequence[Any]) -> DataFrame:
-        """All rows, in columns of the declared types but for NOT NULL."""
+    def _stage(self, task: StateTask, given: Sequence[Any]) -> DataFrame:
+        """Return all rows, in columns of the declared types without NOT NULL."""
         from pyspark.sql import functions as F
 
-        staged: DataFrame | None = self._kept(task) if task.kept is not None else None
+        staged: DataFrame | None = self._read_kept(task) if task.kept is not None else None
         for rank, table in enumerate(given, start=task.first_rank):
             frame = self._frame(table) if isinstance(table, pa.Table) else table
             columns = []
@@ -98,11 +98,11 @@ class InExecutors:
         return staged
 
     def _frame(self, table: pa.Table) -> DataFrame:
-        # With the types said: Spark would take a time without a zone for one with.
+        # With explicit types: Spark would take a time without a zone for one with.
         ddl = schema_ddl(parse_schema(table.schema))
         return self._spark.createDataFrame(table, ddl)
 
-    def _kept(self, task: StateTask) -> DataFrame:
+    def _read_kept(self, task: StateTask) -> DataFrame:
         parts = min(task.kept_group_count, self._spark.sparkContext.defaultParallelism)
         ranges = self._spark.range(0, parts, 1, parts)
         return ranges.mapInArrow(_read(task, parts), _ddl(task))
@@ -119,7 +119,7 @@ class InExecutors:
 
     @staticmethod
     def _remove_others(task: StateTask, paths: set[str]) -> None:
-        """Files of attempts that failed."""
+        """Remove the files of failed attempts."""
         store = open_store(task.dest_url)
         there = [found.path for found in store.list(f"{state_folder(task.uid, task.name)}/")]
         store.delete([path for path in there if path not in paths])
@@ -131,7 +131,7 @@ def _ddl(task: StateTask) -> str:
 
 
 def _read(task: StateTask, parts: int) -> Callable[[_Batches], _Batches]:
-    """In an executor: the rows of some key groups, of the savepoint that is edited."""
+    """Return a function that reads rows of the edited savepoint, in an executor."""
     types = [all_nullable(field.type) for field in task.rows.staged]
 
     def read(batches: _Batches) -> _Batches:
@@ -145,8 +145,8 @@ def _read(task: StateTask, parts: int) -> Callable[[_Batches], _Batches]:
     return read
 
 
-def _written(task: StateTask) -> Callable[[_Batches], _Batches]:
-    """In an executor: rows of some key groups, in order, to files of the new savepoint."""
+def _write_files(task: StateTask) -> Callable[[_Batches], _Batches]:
+    """Return a function that writes sorted rows to files of the new savepoint, in an executor."""
 
     def write(batches: _Batches) -> _Batches:
         rows = task.rows

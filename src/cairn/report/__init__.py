@@ -1,1 +1,1 @@
-"""What was measured and planned, as text, HTML and drawings."""
+"""Measured epochs and planned jobs, as structs, text, HTML and drawings."""

@@ -174,7 +174,7 @@ def _paper(graph: JobGraph, width: float, height: float) -> Iterator[str]:
     yield _text(MARGIN, 48, about, "about")
 
 
-# What is in the boxes
+# Boxes
 
 
 def _boxes(graph: JobGraph) -> dict[str, Drawn]:
@@ -253,7 +253,7 @@ _SPARK = ("Spark SQL, an epoch at a time", "about")
 
 
 def _transform_lines(function: str) -> Lines:
-    """Narrow: there may be one before each level."""
+    """Return narrow lines: there may be a transform before each level."""
     name, _, place = function.partition(" at ")
     lines = [(name, "name"), (place or "Spark SQL", "about")]
     return [(_short(text, TRANSFORM_MAX), style) for text, style in lines]
@@ -297,7 +297,7 @@ def _short(text: str, most: int | None = TEXT_MAX) -> str:
     return text if most is None or len(text) <= most else text[: most - 1] + "…"
 
 
-# What goes where
+# Layout
 
 
 def _links(graph: JobGraph) -> list[Link]:
@@ -318,7 +318,7 @@ def _links(graph: JobGraph) -> list[Link]:
 
 
 def _inlet(edge: GraphEdge) -> int:
-    """Where it arrives: shuffles in their order, what is sent back below them."""
+    """Return the row of the box that the edge ends at: shuffles in order, then feedback."""
     if edge.shuffle is not None:
         return int(edge.shuffle)
     return FEEDBACK_INLET if edge.way == "feedback" else -1
@@ -340,9 +340,9 @@ def _end_label(edge: GraphEdge) -> str:
 def _columns(
     graph: JobGraph, boxes: dict[str, Box], links: Sequence[Link], edges: dict[int, GraphEdge]
 ) -> list[Column]:
-    """Sources, then for each level the transforms before it and its chains.
+    """Return columns: sources, then for each level the transforms before it and its chains.
 
-    Chains that others of their level are united into have a column of their own after those.
+    A chain that unites others of its level is in a later column.
     """
     level_of = {each.uid: each.level for each in graph.operators}
     level_of |= {each.uid: each.level for each in graph.sinks}
@@ -355,7 +355,7 @@ def _columns(
             link for link in mine if edges[id(link)].way == "chain" and link.target not in firsts
         ]
         leaving = [link for link in mine if link not in inside]
-        # Sinks last: what is fed further on lies above what ends here.
+        # Sinks last, below the nodes that feed others.
         inside.sort(key=lambda link: not any(li.source == link.target for li in links))
         followers = [tree(link.target, link) for link in inside]
         return Tree(boxes[name], followers + [Tree(None, link=li) for li in leaving], leading)
@@ -375,7 +375,7 @@ def _columns(
 
 
 def _turns(graph: JobGraph, chains: Sequence[list[str]]) -> list[list[list[str]]]:
-    """The chains of a level by how many of them rows have been through before."""
+    """Group the chains of a level by the number of chains that rows pass before them."""
     turn_of: dict[str, int] = {}
     turns: list[list[list[str]]] = [[]]
     for chain in chains:
@@ -389,7 +389,7 @@ def _turns(graph: JobGraph, chains: Sequence[list[str]]) -> list[list[list[str]]
 
 
 def _transform_places(graph: JobGraph, level_of: dict[str, int]) -> dict[str, tuple[int, int]]:
-    """Before which level a transform is drawn, and how many transforms after its origin."""
+    """Return for each transform the level it is drawn before, and its rank among transforms."""
     places: dict[str, tuple[int, int]] = {}
     for transform in graph.transforms:
         name = transform.name
@@ -403,7 +403,7 @@ def _transform_places(graph: JobGraph, level_of: dict[str, int]) -> dict[str, tu
     return places
 
 
-# What is drawn
+# SVG
 
 
 def _bands(columns: Sequence[Column], bottom: float) -> Iterator[str]:
@@ -457,14 +457,14 @@ def _path(link: Link, back: Sequence[Link], floor: float) -> str:
 
 
 def _smooth(points: Points, level: float = 0.0) -> str:
-    """Level at every point, and for so long at the end; in a curve between."""
+    """Return a path that is horizontal at every point, and for `level` at the end."""
     (x, y), *rest = points
     path = f"M{x:.1f} {y:.1f}"
     for at, (to_x, to_y) in enumerate(rest):
         if abs(to_y - y) < 2.5:
             path += f"L{to_x:.1f} {to_y:.1f}"
         else:
-            # The last stretch is level: there is the label.
+            # The label is on the last stretch, which is horizontal.
             bend = min(to_x - x - level, 46.0) if at == len(rest) - 1 else to_x - x
             half = x + bend / 2
             path += f"C{half:.1f} {y:.1f} {half:.1f} {to_y:.1f} {x + bend:.1f} {to_y:.1f}"
@@ -474,7 +474,7 @@ def _smooth(points: Points, level: float = 0.0) -> str:
 
 
 def _back_path(link: Link, index: int, floor: float) -> str:
-    """Out to the right, down below everything, back, up, and in from the left."""
+    """Return a path to the right, down below everything, back, up, and in from the left."""
     *out, (end_x, end_y) = link.points
     x, y = out[-1]
     track = floor + TRACK * index

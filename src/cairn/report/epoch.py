@@ -43,7 +43,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int = 1
     rounds: int = 1
     last_commit_ms: float | None = None
-    """How long the sinks took to publish the epoch before; None: not known."""
+    """The time that sinks took to publish the epoch before; None: not known."""
     begin_ms: float = 0.0
     """Until the parent's state is at hand, restores included."""
     process_ms: float = 0.0
@@ -53,7 +53,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     """Writing bases, beside the epochs."""
     merge_ms: float = 0.0
     alignment_ms: dict[str, float | None] = {}
-    """Per level, how long its input was half there; None: not known."""
+    """Per level, from its first upstream subtask to finish to the last; None: not known."""
     subtasks: list[SubtaskTimes] = []
 
 
@@ -140,7 +140,7 @@ class OperatorMeasured(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     state_entries: int
     delta_bytes: int
     alignment_ms: float | None = None
-    """How long its input was half there; None: not known, or it has none of its own."""
+    """From the first upstream subtask to finish to the last; None: not known, or no operator."""
     subtask_rows: list[int] = []
     group_rows: list[int] = []
     """Rows by key group, neighbours together where there are many."""
@@ -221,7 +221,7 @@ class EpochReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     parent: int | None
     term: int
     wall_ms: int
-    """When it was committed."""
+    """The time of the commit."""
     rows_in: int
     rows_out: int
     late_rows: int
@@ -238,7 +238,7 @@ class EpochReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     """Records on their way back in loops."""
     epoch_ms: float
     commit_ms: float | None
-    """How long the sinks took to publish it; None: not known yet."""
+    """The time that sinks took to publish it; None: not known yet."""
     parts: TimeParts
     attempts: int
     rounds: int

@@ -1,8 +1,8 @@
-"""Where things lie in the picture of a job: columns from left to right, nothing on top of another.
+"""The layout of a job's picture: columns from left to right, without overlaps.
 
 A column holds *blocks*: sources, transforms, or the chains of a level. A chain is a tree: each
-box has what it feeds to its right. What leaves a chain has a row of its own up to the chain's
-right side, and what passes a column by has a row there, so that no line runs through a box.
+box has the boxes that it feeds to its right. A link that leaves a chain has a row up to the
+chain's right side, and a link that passes a column has a row there: no line crosses a box.
 
 Always true here:
 - blocks of a column do not overlap, and neither do the boxes of a block;
@@ -33,7 +33,7 @@ ROW = 18
 
 @dataclass
 class Box:
-    """Something with a name in it. Its place is found here."""
+    """A node of the graph, with its size; the layout sets its place."""
 
     id: str
     width: float
@@ -82,7 +82,7 @@ class Tree:
         return ROW if self.box is None else self.box.height
 
     def height(self) -> float:
-        return max(self.own_height, _stacked(self.followers))
+        return max(self.own_height, _stack_height(self.followers))
 
     def all(self) -> Iterator[Tree]:
         yield self
@@ -90,7 +90,7 @@ class Tree:
             yield from follower.all()
 
 
-def _stacked(trees: Sequence[Tree]) -> float:
+def _stack_height(trees: Sequence[Tree]) -> float:
     return sum(t.height() for t in trees) + ROW_GAP * max(0, len(trees) - 1)
 
 
@@ -123,7 +123,7 @@ class Block:
 
 @dataclass
 class Column:
-    """What is drawn in one band."""
+    """The blocks of one band."""
 
     title: str
     blocks: list[Block]
@@ -210,7 +210,7 @@ class Layout:
         self._place(column.blocks, [y for y, _ in wanted])
 
     def _before(self, block: Block) -> list[float]:
-        """Where the links that come in are, in the column before."""
+        """Return the heights of incoming links in the column before."""
         if block.tree.box is None:
             (link,) = (link for link, row in self._rows if row is block)
             before = [row for other, row in self._rows if other is link]
@@ -224,7 +224,7 @@ class Layout:
         ]
 
     def _after(self, block: Block) -> list[float]:
-        """Where the links that go out are, in the column after."""
+        """Return the heights of outgoing links in the column after."""
         return [
             (*self._passing(link), self._entry(link))[0][1]
             for link in self.links
@@ -290,7 +290,7 @@ def _down(tree: Tree, y: float) -> None:
     tree.middle = y + height / 2
     if tree.box is not None:
         tree.box.y = tree.middle - tree.box.height / 2
-    below = y + (height - _stacked(tree.followers)) / 2
+    below = y + (height - _stack_height(tree.followers)) / 2
     for follower in tree.followers:
         _down(follower, below)
         below += follower.height() + ROW_GAP

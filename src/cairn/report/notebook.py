@@ -126,7 +126,7 @@ class Plot:
         return self.svg
 
     def _repr_html_(self) -> str:
-        return _scrolled(self.svg)
+        return _make_scrollable(self.svg)
 
     def __repr__(self) -> str:
         return f"<plot: {len(self.svg)} characters of SVG>"
@@ -253,7 +253,7 @@ def run_html(facts: RunFacts) -> str:
         parts.append(f'<pre style="white-space:pre-wrap;margin:4px 0">{escape(facts.why)}</pre>')
     if facts.epochs:
         parts.append(_epoch_table(facts.epochs[:TABLE_EPOCHS]))
-        parts.append(_scrolled(timeline_svg(facts.name, facts.epochs)))
+        parts.append(_make_scrollable(timeline_svg(facts.name, facts.epochs)))
     return "\n".join([*parts, "</div>"])
 
 
@@ -302,7 +302,7 @@ def graph_html(title: str, svg: str | None, schema: Iterable[tuple[str, str]], n
     if note:
         parts.append(f'<pre style="opacity:.7;margin:4px 0">{escape(note)}</pre>')
     if svg is not None:
-        parts.append(_scrolled(svg))
+        parts.append(_make_scrollable(svg))
     return "\n".join([*parts, "</div>"])
 
 
@@ -318,5 +318,5 @@ def _table(names: Sequence[str], rows: Iterable[Sequence[str]], style: str) -> s
     )
 
 
-def _scrolled(svg: str) -> str:
+def _make_scrollable(svg: str) -> str:
     return f'<div style="overflow-x:auto">{svg}</div>'

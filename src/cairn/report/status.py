@@ -75,7 +75,7 @@ class Signs(msgspec.Struct, frozen=True, kw_only=True):
     """At the epoch under way."""
     started_ms: int
     committed_ms: int | None = None
-    """When the newest epoch was committed."""
+    """The commit of the newest epoch."""
     has_committed: bool = False
     """That one is of the driver that leads the job now."""
     watermark_ms: int | None = None
@@ -141,6 +141,13 @@ def rates_of(
     per_s = {uid: round(count * 1000 / window_ms, 1) for uid, count in rows.items()}
     total = round(sum(rows.values()) * 1000 / window_ms, 1)
     return Rates(rows_per_s=total, operators=per_s, window_ms=window_ms)
+
+
+FIX_FUNCTION: Final = (
+    "fix the function and start the job again: it goes on with this epoch; or put such rows "
+    'aside, with on_error="dead-letter"'
+)
+"""The next step after an error of the user's function."""
 
 
 class FailureReport(msgspec.Struct, frozen=True, kw_only=True):

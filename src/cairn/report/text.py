@@ -43,12 +43,12 @@ _HIDDEN_CURSOR_BACK = b"\x1b[?25h\n"
 
 
 def count(number: float | None) -> str:
-    """Write a whole number; a dash for one that is not known."""
+    """Return a whole number as text; a dash for one that is not known."""
     return "–" if number is None else f"{number:,.0f}"
 
 
 def size(byte_count: float) -> str:
-    """7.0 KiB: three digits are enough to compare by eye."""
+    """Return a size with its unit, like 7.0 KiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if byte_count < 1000:
             return f"{byte_count:.0f} B" if unit == "B" else f"{byte_count:.1f} {unit}"
@@ -57,7 +57,7 @@ def size(byte_count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """The two largest units that matter: 12 s, 3 min 5 s, 2 h 10 min, 4 d 3 h."""
+    """Return a duration in its two largest units: 12 s, 3 min 5 s, 2 h 10 min, 4 d 3 h."""
     whole = max(0, int(seconds))
     days, rest = divmod(whole, 86400)
     hours, rest = divmod(rest, 3600)
@@ -70,7 +70,7 @@ def duration(seconds: float) -> str:
 
 
 def age(seconds: float) -> str:
-    """The largest unit alone: how old something is need not be exact."""
+    """Return a duration in its largest unit alone."""
     unit = duration(seconds).split()
     return " ".join(unit[:2])
 
@@ -121,17 +121,17 @@ class View(ABC):
 
     @abstractmethod
     def epoch(self, epoch: EpochReport) -> None:
-        """An epoch has been committed."""
+        """Show a committed epoch."""
 
     @abstractmethod
     def say(self, text: str) -> None:
-        """Something else happened."""
+        """Show a message."""
 
-    def ended(self, status: str) -> None:
-        """The run has ended without an error."""
+    def end(self, status: str) -> None:
+        """Show that the run has ended without an error."""
 
     def abandon(self) -> None:
-        """The process is about to end on the spot."""
+        """Give the terminal back at once: the process is about to end."""
 
 
 class JsonView(View):
@@ -172,7 +172,7 @@ class LineView(View):
         self._out.write(text + "\n")
         self._out.flush()
 
-    def ended(self, status: str) -> None:
+    def end(self, status: str) -> None:
         self.say(_last_words(status, self._epochs, self._rows, self._started_s))
 
 
@@ -211,7 +211,7 @@ class LiveView(View):
     def say(self, text: str) -> None:
         self._note = text
 
-    def ended(self, status: str) -> None:
+    def end(self, status: str) -> None:
         self._live.stop()
         if self._recent:
             self._console.print(self._table())

@@ -4,7 +4,7 @@ For output that is small, or that no Spark writer can deliver: a web hook, a mai
 queue. The rows stay in the checkpoint until the function has received all of them.
 
 Always true here:
-- rows come in order of the epochs, within one in order of pass and subtask;
+- rows come in order of the epochs, within one in order of batch, round and subtask;
 - when the function raises, or the driver dies, all rows of the epoch come again;
 - the function does not leave the driver.
 """

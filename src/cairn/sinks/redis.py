@@ -10,7 +10,7 @@ hash {epoch, part, rows}, writes its rows only if they are the next ones, and mo
 Always true here:
 - an older epoch never overwrites a newer one, whichever driver sends it and however late;
 - a chunk is applied once: a chunk that is sent again after a lost answer finds the fence moved;
-- within an epoch the last row of a key stays, in order of pass, subtask and position;
+- within an epoch the last row of a key stays, in order of batch, round, subtask and position;
 - a reader sees whole chunks; an epoch of one chunk appears at once;
 - rows that Redis loses later are not sent again, but the next commit logs a warning.
 

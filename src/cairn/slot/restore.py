@@ -56,7 +56,7 @@ def restore(
         for ref in part.files:
             for groups in filter(None, (overlap(gap, ref.groups) for gap in missing)):
                 if ref.kind == "base" and not revived:
-                    if holding.backend.load(store, ref, groups, scratch):
+                    if holding.backend.load(store, ref, groups):
                         continue
                 with open_rows(store, ref, scratch) as reader:
                     for name in (names - revived) & set(reader.states):

@@ -1,4 +1,4 @@
-"""What can be done with committed epochs without Spark, whether the job runs or not."""
+"""Work with committed epochs without Spark, whether the job runs or not."""
 
 from cairn.snapshots.diff import Example, StateDiff, diff_epochs
 from cairn.snapshots.load import load_savepoint

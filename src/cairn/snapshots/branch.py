@@ -1,16 +1,16 @@
 """Branch a job: a second job starts from an epoch of the first, in a checkpoint of its own.
 
-Nothing is copied but Spark's offsets. The branch's first epoch names the parent's files where they
-lie, and a hold in the parent keeps them: `holds/branch-<job id>.json`. What the branch still needs
-of them shrinks as it writes bases of its own; its collector shrinks the hold.
+Only Spark's offsets are copied. The branch's first epoch references the files in the parent, and a
+hold in the parent keeps them: `holds/branch-<job id>.json`. The branch needs fewer of them as it
+writes its own bases, and its collector shrinks the hold.
 
     hold in the parent -> is the epoch still kept? -> job.json -> Spark's folder -> first epoch
 
 Always true here:
-- an epoch whose output may still have to be published is refused;
-- the parent is not disturbed: nothing but the hold is written there;
+- an epoch whose output may not be published yet is refused;
+- only the hold is written to the parent;
 - the branch exists from its first epoch on; before that no job starts in its folder;
-- a failure half way leaves at most a hold, which `cairn verify` calls stale.
+- a failure half way leaves at most a hold, which `cairn verify` reports as stale.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class BranchInfo(NamedTuple):
     url: str
     job_id: str
     epoch: int
-    """Its first epoch, in its own log."""
+    """The number of its first epoch, in its own log."""
     parent_url: str
     parent_epoch: int
     objects: int
-    """Shared with the parent, or with the checkpoints the parent shares them with."""
+    """The number of objects shared with the parent and with the parent's own ancestors."""
     bytes: int
 
 
@@ -64,10 +64,10 @@ def branch(
     spark_dest: Store | None = None,
     clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> BranchInfo:
-    """A new checkpoint at `dest_url` that begins with an epoch of `store`; default: the newest.
+    """Create a checkpoint at `dest_url` that begins with an epoch of `store`; default: the newest.
 
-    `spark_store` has Spark's folders, where that is not the checkpoint; `spark_dest` is to have
-    those of the branch, where that is not the new one.
+    `spark_store` has Spark's folders, if they are not in the checkpoint; `spark_dest` is for those
+    of the branch.
     """
     job = _job(store)
     parent = _epoch(store, epoch)
@@ -89,15 +89,15 @@ def branch(
             held.append(store if url == store.url else other_store(url))
             hold = Hold(paths=sorted(paths), url=dest.url)
             write_hold(held[-1], branch_hold_path(child.job_id), hold)
-        # Only now is it certain: a collector that retires the epoch after this sees the hold.
+        # Checked after the hold is written: a collector that retires the epoch later sees the hold.
         _check_kept(Log(store), parent.number)
         _write_job(dest, child)
         folder = spark_folder(FIRST_NUMBER)
         lay_out(parent.spark, folder, source=spark_store, target=spark_dest, checkpoint=store)
         first = _write_epoch(dest, parent, store.url, folder, clock_ms())
     except CommitUnknownError as error:
-        # The first epoch may be there: then the branch is whole and needs its holds.
-        error.add_note(f"next: `cairn verify {dest.url}` tells whether the branch is whole")
+        # The first epoch may exist: then the branch is complete and needs its holds.
+        error.add_note(f"next: `cairn verify {dest.url}` shows if the branch is complete")
         raise
     except BaseException:
         _clean_up(dest, held, child)
@@ -120,7 +120,7 @@ def _write_job(dest: Store, child: JobInfo) -> None:
 
 def _write_epoch(dest: Store, parent: Epoch, parent_url: str, folder: str, wall_ms: int) -> Epoch:
     operators = {uid: _adopt(operator, parent_url) for uid, operator in parent.operators.items()}
-    # An epoch without a takeover before it: nobody leads this job yet.
+    # This epoch follows no takeover: nobody leads the job yet.
     return Log(dest).append(
         lambda number: Epoch(
             number=number,
@@ -142,7 +142,7 @@ def _write_epoch(dest: Store, parent: Epoch, parent_url: str, folder: str, wall_
 
 
 def _adopt(operator: EpochOperator, parent_url: str) -> EpochOperator:
-    """An operator's state as a branch lists it. Epoch numbers are the branch's own."""
+    """Return an operator as a branch lists it, with the branch's own epoch numbers."""
     ranges = [
         msgspec.structs.replace(
             part,
@@ -175,7 +175,7 @@ def _adopt_position(position: SparkPosition, parent_url: str, folder: str) -> Sp
 
 
 def _shared_objects(store: Store, files: Iterable[FileRef]) -> dict[str, set[str]]:
-    """The objects behind these files, by the url of the checkpoint they lie in."""
+    """Return the objects of these files, by the url of their checkpoint."""
     shared: dict[str, set[str]] = {}
     for file in files:
         shared.setdefault(file.store or store.url, set()).update((file.path, *file.objects))
@@ -186,7 +186,7 @@ def _job(store: Store) -> JobInfo:
     job = read_job(store)
     if job is None:
         raise RestoreError(
-            f"there is nothing to branch at {store.url}\n"
+            f"cannot branch {store.url}: it is not a checkpoint\n"
             f"  expected: {JOB_PATH}\n"
             "  next: give the checkpoint of a job",
             url=store.url,
@@ -202,7 +202,7 @@ def _epoch(store: Store, number: int | None) -> Epoch:
         epoch = log.epoch(number)
     if epoch is None:
         raise RestoreError(
-            f"no epoch is committed yet, so there is nothing to branch\n"
+            f"cannot branch a job without a committed epoch\n"
             f"  checkpoint: {store.url}\n"
             "  next: start the new job on an empty checkpoint",
             url=store.url,
@@ -211,11 +211,11 @@ def _epoch(store: Store, number: int | None) -> Epoch:
 
 
 def _check_kept(log: Log, number: int) -> None:
-    retired_below = log.retired_below()
-    if number < retired_below:
+    oldest_kept = log.oldest_kept()
+    if number < oldest_kept:
         raise RestoreError(
             f"epoch {number} is retired; its files may be gone\n"
-            f"  the oldest record kept is {retired_below}\n"
+            f"  the oldest record kept is {oldest_kept}\n"
             f"  checkpoint: {log.store.url}\n"
             "  next: branch a newer epoch; `cairn ls` shows them",
             epoch=number,
@@ -240,7 +240,7 @@ def _empty(store: Store, dest_url: str) -> Store:
 
 
 def _check_spark_dest(spark_dest: Store, spark_store: Store) -> None:
-    """Two jobs that share Spark's folder would take each other's query for their own."""
+    """Raise if two jobs would share Spark's folder: each would continue the other's query."""
     found = spark_dest.list(SPARK_FOLDER)
     if spark_dest.url == spark_store.url or found:
         raise _not_empty(spark_dest, found[0].path if found else SPARK_FOLDER)
@@ -256,7 +256,7 @@ def _not_empty(dest: Store, path: str) -> CairnError:
 
 
 def _clean_up(dest: Store, held: list[Store], child: JobInfo) -> None:
-    """As far as it goes; what is left is harmless, see above."""
+    """Remove a branch that failed, if possible; the rest is harmless, see above."""
     try:
         found = read_job(dest)
         if found is not None and found.job_id == child.job_id:

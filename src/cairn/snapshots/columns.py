@@ -1,15 +1,15 @@
-"""The columns of a state, known from a manifest alone: in memory, in Parquet, in a base.
+"""The columns of a state, from a manifest alone: in memory, in Parquet, in a base.
 
-A state is a table of rows `group, key, value`; map state has an `entry` beside the key, and
-the value of list state is a list. The key of an operator list is the subtask, its entry an
-item's place; the key of broadcast state is its map key. In Parquet the first column is called
-`key_group`. State that expires has a last column `at`, the time of the last write in
-milliseconds (of list state a list, item by item).
+A state is a table of rows `group, key, value`; map state also has an `entry`, and the value of
+list state is a list. The key of an operator list is the subtask, its entry the place of an item;
+the key of broadcast state is its map key. In Parquet the first column is called `key_group`.
+State that expires has a last column `at`, the time of the last write in milliseconds (for list
+state a list with one time per item).
 
 Always true here:
-- rows that have expired as of `floor_ms` are not among those that come from stored ones;
-- no code of the user is needed: types come from the DDL that the manifest holds;
-- `from_parquet` gives back what `to_parquet` took, for every type that can be declared.
+- `of_stored` leaves out rows that have expired as of `floor_ms`;
+- no user code is needed: types come from the DDL in the manifest;
+- `from_parquet` reverses `to_parquet`, for every type that can be declared.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cairn.types.codec.stamped import join_stamps, list_parts, split_stamps, sta
 
 GROUP: Final = "group"
 PARQUET_GROUP: Final = "key_group"
-# Parquet has no struct without fields; such a one gets a field that is always null.
+# Parquet has no struct without fields, so an empty one gets a field that is always null.
 _FILLER: Final = pa.field("_", pa.bool_())
 
 
@@ -44,7 +44,7 @@ class StateColumns:
         key_types: dict[str, str],
         floor_ms: Mapping[str, int | None] | None = None,
     ) -> None:
-        """`floor_ms`: what time it is, by each clock of a ttl."""
+        """`floor_ms`: the current time, by each clock of a ttl."""
         self.name = name
         self.ttl = TTL.of(decl.ttl)
         self.floor_ms = None
@@ -79,21 +79,21 @@ class StateColumns:
 
     @property
     def place_names(self) -> list[str]:
-        """The columns that say whose a row is."""
+        """The columns that identify a row: key, and entry for maps."""
         return [name for name in self.schema.names if name in ("key", "entry")]
 
     @property
     def is_ordered_by_arrow(self) -> bool:
-        """Whether Arrow finds and orders keys (and entries) as Python does."""
+        """True if Arrow compares keys (and entries) as Python does."""
         return is_plain(self.key_type) and (self.entries is None or is_plain(self.entries.arrow))
 
     @property
     def is_merged_by_arrow(self) -> bool:
-        """Whether the last word of a place can be told by Arrow alone."""
+        """True if Arrow alone can find the last row of each place."""
         return all(map(is_plain, self._place_types)) and self.decl.kind != "list"
 
     def places(self, rows: pa.Table | pa.RecordBatch) -> list[Any]:
-        """The columns that say whose a row is, those of several key columns one by one."""
+        """Return the columns that identify a row; a key of several columns as one each."""
         found: list[Any] = []
         for name in self.place_names:
             column = rows[name]
@@ -108,7 +108,7 @@ class StateColumns:
         return keys if self.entries is None else [*keys, self.entries.arrow]
 
     def of_stored(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows of a base, all live and lists whole, as plain rows."""
+        """Return the rows of a base as plain rows."""
         found = {name: batch[name] for name in batch.schema.names}
         if self.ttl is not None:
             found["at"], found["value"] = split_stamps(batch["value"])
@@ -120,7 +120,7 @@ class StateColumns:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def to_stored(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Plain rows as those of a base."""
+        """Return plain rows as rows of a base."""
         count = batch.num_rows
         extra = {
             "start": lambda: pa.nulls(count, pa.int64()).fill_null(0),
@@ -145,9 +145,9 @@ class StateColumns:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def decode(self, batch: pa.RecordBatch) -> Iterator[tuple[Any, Any, Any]]:
-        """(key, entry, value) of plain rows; keys and entries as they are found in a dict.
+        """Return (key, entry, value) of plain rows; keys and entries can be keys of a dict.
 
-        The entry is None but for map state. Objects stay pickled.
+        The entry is None except for map state. Objects stay pickled.
         """
         entries: Any = repeat(None, batch.num_rows)
         if self.entries is not None:
@@ -157,14 +157,14 @@ class StateColumns:
 
 
 def _key_type(key_types: dict[str, str]) -> pa.DataType:
-    """The column's type, or a struct of the columns."""
+    """Return the type of the only key column, or a struct of several."""
     fields = [pa.field(name, parse_type(ddl)) for name, ddl in key_types.items()]
     return fields[0].type if len(fields) == 1 else pa.struct(fields)
 
 
 def is_plain(type: pa.DataType) -> bool:
-    """Whether Arrow finds and orders values of a type as Python does."""
-    # Floats are left out for the sake of NaN.
+    """True if Arrow compares values of a type as Python does."""
+    # Not for floats, because of NaN.
     types = pa.types
     return bool(
         types.is_integer(type)
@@ -177,7 +177,7 @@ def is_plain(type: pa.DataType) -> bool:
 
 
 def _is_nullable(type: pa.DataType) -> bool:
-    """Whether no struct anywhere in the type has a NOT NULL field."""
+    """True if no struct anywhere in the type has a NOT NULL field."""
     if pa.types.is_map(type):
         return _is_nullable(type.key_type) and _is_nullable(type.item_type)
     if pa.types.is_list(type):
@@ -188,7 +188,7 @@ def _is_nullable(type: pa.DataType) -> bool:
 
 
 def _has_hidden_nulls(array: pa.Array) -> bool:
-    """Whether a NOT NULL field has nulls, as it has where the struct around it is null."""
+    """True if a NOT NULL field has nulls, as it has inside a null struct."""
     type = array.type
     if _is_nullable(type):
         return False
@@ -230,7 +230,7 @@ def _make_stored_fields(schema: pa.Schema, decl: StateDecl) -> list[Any]:
 
 
 def _visible(columns: dict[str, Any], dead_ms: int) -> dict[str, Any]:
-    """Rows, and items of lists, that were written later than that."""
+    """Return the rows, and items of lists, that were written after `dead_ms`."""
     at = columns["at"]
     if not pa.types.is_list(at.type):
         kept = pc.greater(at, dead_ms)

@@ -1,10 +1,10 @@
-"""Where a savepoint is written: an empty folder that is claimed, Parquet files, savepoint.json.
+"""Write a savepoint to an empty folder: a claim, Parquet files, then savepoint.json.
 
 Always true here:
-- nobody else's files are replaced: the destination is empty, and of two who start to write
-  there one is refused;
-- savepoint.json is written last; after an error nothing that was written is left behind, and
-  after a kill the unfinished savepoint says that it is one;
+- no other files are replaced: the destination is empty, and one of two concurrent writers is
+  refused;
+- savepoint.json is written last; after an error all written files are removed, and after a kill
+  unfinished.json marks the rest;
 - a key group is never split between files of a state.
 """
 
@@ -36,11 +36,11 @@ ROW_GROUP_BYTES: Final = 32 << 20
 _COPY_BYTES: Final = 4 << 20
 
 Put = Callable[[str, str], SavedFile]
-"""Puts a local file under a path."""
+"""Puts a local file at a path."""
 
 
 def check_destination(url: str) -> None:
-    """Raises when no savepoint can be written there: something is there, or it cannot be read."""
+    """Raise if no savepoint can be written there: the folder is not empty or cannot be read."""
     try:
         store = open_store(url, create=False)
     except NotFoundError:
@@ -59,8 +59,8 @@ def open_claimed(url: str) -> Store:
         is_there = False
     if not is_there:
         raise RestoreError(
-            f"an executor on {os.uname().nodename} does not see the folder that the driver writes "
-            f"the savepoint to\n  expected: {url}/{UNFINISHED_PATH}\n"
+            f"an executor on {os.uname().nodename} cannot see the folder of the savepoint\n"
+            f"  expected: {url}/{UNFINISHED_PATH}\n"
             "  next: pass a place that driver and executors share: a bucket, or a folder that is "
             "mounted at this path on all of them",
             url=url,
@@ -69,7 +69,7 @@ def open_claimed(url: str) -> Store:
 
 
 class Destination:
-    """Where the savepoint goes; remembers what was written, to take it back."""
+    """The folder of the savepoint; remembers the files that were written, to remove them."""
 
     def __init__(self, store: Store, savepoint_id: str, epoch: int) -> None:
         self.store = store
@@ -95,16 +95,16 @@ class Destination:
         return put_file(self.store, path, local_file)
 
     def wrote(self, files: list[SavedStateFile]) -> list[SavedStateFile]:
-        """Take in what others have written here."""
+        """Register files that executors have written here."""
         self._written += [file.path for file in files]
         return files
 
     def finish(self, info: SavepointInfo) -> None:
-        """Seal the savepoint. RestoreError when somebody has removed what was written."""
+        """Write savepoint.json. RestoreError if somebody has removed the folder's files."""
         self._check_claim()
         self._written.append(SAVEPOINT_PATH)
         self.store.put(SAVEPOINT_PATH, seal(info))
-        # From here on it stands, whatever happens to the claim.
+        # The savepoint is complete, even if the claim cannot be removed.
         self._written.clear()
         with contextlib.suppress(Exception):
             self.store.delete([UNFINISHED_PATH])
@@ -116,7 +116,7 @@ class Destination:
             self._is_ours = False
         if not self._is_ours:
             raise RestoreError(
-                "somebody has removed this savepoint while it was written\n"
+                "this savepoint was removed while it was written\n"
                 f"  folder: {self.store.url}\n"
                 f"  expected: {UNFINISHED_PATH} of this writer\n"
                 "  next: write the savepoint again, to another folder",
@@ -124,20 +124,20 @@ class Destination:
             )
 
     def undo(self) -> None:
-        """Take back what was written, unless the folder belongs to somebody else by now."""
+        """Remove all written files, unless the folder belongs to another writer by now."""
         if not self._is_ours:
             return
-        # savepoint.json first, and the claim last: what is half removed must not look whole.
+        # savepoint.json first, and the claim last: a half removed savepoint must not look complete.
         with contextlib.suppress(Exception):
             for path in reversed(self._written):
                 self.store.delete([path])
-            # What others wrote and could not tell of; the folder is ours since it was empty.
+            # Executors may have written more files. The folder was empty, so all are ours.
             self.store.delete_folder("state")
             self.store.delete([UNFINISHED_PATH])
 
 
 def put_file(store: Store, path: str, local_file: str) -> SavedFile:
-    """Put a local file, and say what it was."""
+    """Put a local file, and return its path, size and digest."""
     digest = hashlib.blake2b(digest_size=16)
     with open(local_file, "rb", buffering=0) as source:
         while data := source.read(_COPY_BYTES):
@@ -178,7 +178,7 @@ class StateWriter:
     def __init__(
         self, put: Put, uid: str, columns: StateColumns, folder: str, *, part: str = ""
     ) -> None:
-        """`folder` is for local files; `part` tells its files from those of other writers."""
+        """`folder` is for local files; `part` prefixes the names, if there are several writers."""
         self._put = put
         self._part = part
         self._folder = folder
@@ -196,7 +196,7 @@ class StateWriter:
         self._last_group = -1
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Rows of key groups that ascend, and do not come again."""
+        """Write rows, in ascending order of key groups."""
         if not batch.num_rows:
             return
         groups = batch[GROUP]
@@ -222,12 +222,12 @@ class StateWriter:
             self._end_row_group()
 
     def finish(self) -> list[SavedStateFile]:
-        """The files that were written."""
+        """Return the files that were written."""
         self._end_file()
         return self._files
 
     def path(self, number: int) -> str:
-        """What a file is called."""
+        """Return the path of a file."""
         return f"{self._path}/{self._part}{number:05d}.parquet"
 
     def _end_row_group(self) -> None:

@@ -1,13 +1,13 @@
-"""What differs between two epochs of a job: keys added, changed and removed, per state.
+"""Compare two epochs of a job: keys added, changed and removed, per state.
 
-The epochs may be of different lineages and of different parallelism. Key groups whose files
-are the same in both are not read at all; of the others only the keys are merged and compared
-that the files which differ say anything about, so epochs near each other cost little.
+The epochs may have different lineages and parallelism. Key groups with the same files in both are
+not read at all; in the others, only keys in files that differ are merged and compared. So epochs
+close to each other cost little.
 
 Always true here:
 - counts are exact, whatever the limit of examples;
 - applying the difference to the first epoch's state gives the second's;
-- nothing is changed: no hold is taken, so an epoch that is retired meanwhile is an error.
+- nothing is written, not even a hold: an epoch that is retired meanwhile is an error.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ABSENT: Final = object()
 
 
 class Example(NamedTuple):
-    """A key (of map state: an entry of it), and its values; None where there is none."""
+    """A key (for maps with an entry), and its values; None if it has none."""
 
     key: Any
     entry: Any
@@ -51,7 +51,7 @@ class Example(NamedTuple):
 
 @dataclass
 class StateDiff:
-    """The difference in one state. `only_in` says which epoch has it, when not both."""
+    """The difference in one state. `only_in` names the epoch that has it, if the other does not."""
 
     operator: str
     state: str
@@ -81,9 +81,9 @@ def diff_epochs(
     limit: int = 10,
     check: Callable[[], None] = lambda: None,
 ) -> list[StateDiff]:
-    """From epoch `a` to epoch `b`: every state of every operator, or of those named.
+    """Return the changes from epoch `a` to epoch `b` in all states, or in those named.
 
-    `check` is called every so many rows: what it raises ends the reading.
+    `check` is called for each piece that is read, and may raise to stop.
     """
     log = Log(store)
     before, after = log.epoch(a), log.epoch(b)
@@ -102,7 +102,7 @@ def diff_epochs(
 
 
 def diff_pieces(before: Epoch, after: Epoch, uid: str) -> int:
-    """Into how many pieces `changes` of an operator divides: what one process does at a time."""
+    """Return the number of pieces that `changes` of an operator can be divided into."""
     pair = before.operators.get(uid), after.operators.get(uid)
     return sum(1 for _ in _differing(*pair, skip_equal=False))
 
@@ -110,7 +110,7 @@ def diff_pieces(before: Epoch, after: Epoch, uid: str) -> int:
 def changes(
     old: EpochReader, new: EpochReader, uid: str, state: str, pieces: Collection[int]
 ) -> Iterator[tuple[str, Example]]:
-    """Every ("added" | "changed" | "removed", example) of a state, of some of the pieces."""
+    """Yield ("added" | "changed" | "removed", example) for a state, in some of the pieces."""
     before, after = old.epoch.operators.get(uid), new.epoch.operators.get(uid)
     old_columns = {} if before is None else _of(old.columns(uid), [state])
     new_columns = {} if after is None else _of(new.columns(uid), [state])
@@ -136,7 +136,7 @@ def changes(
 def _select_states(
     before: Epoch, after: Epoch, operator: str | None, state: str | None
 ) -> dict[str, list[str]]:
-    """The states to compare, by operator, in the order of the later epoch."""
+    """Return the states to compare, by operator, in the order of the later epoch."""
     uids = [*after.operators, *(uid for uid in before.operators if uid not in after.operators)]
     if operator is not None and not operator_uids(uids, operator):
         raise StateNotFoundError(
@@ -154,7 +154,7 @@ def _select_states(
     if not any(state in names for names in known.values()):
         found = ", ".join(f"{uid}.{name}" for uid, names in known.items() for name in names)
         raise StateNotFoundError(
-            f"there is no state {state!r} to compare\n  found: {found or 'none'}", state=state
+            f"neither epoch has a state {state!r}\n  found: {found or 'none'}", state=state
         )
     return {uid: [state] for uid, names in known.items() if state in names}
 
@@ -175,11 +175,11 @@ def _diff_operator(
         for name, columns in new_columns.items()
         if name in old_columns and is_comparable(old_columns[name], columns)
     }
-    # A state that became another kind, or got other keys, is one that went and one that came.
+    # A state with another kind or other keys counts as removed and added.
     gone = _one_sided(uid, old_columns, shared, "before")
     come = _one_sided(uid, new_columns, shared, "after")
-    # Equal files say nothing about a state that one of the epochs does not declare, nor about
-    # what has expired between the two.
+    # Equal files prove nothing for a state that only one epoch declares, nor for rows that
+    # expired between the two.
     by_files = not gone and not come and not _expire_between(old_columns, new_columns)
     for piece in _differing(before, after, skip_equal=by_files):
         check()
@@ -203,7 +203,7 @@ def _of(columns: dict[str, StateColumns], names: list[str]) -> dict[str, StateCo
 
 
 def is_comparable(left: StateColumns, right: StateColumns) -> bool:
-    """Whether two epochs' states of one name are the same thing, at different times."""
+    """True if two states of the same name can be compared key by key."""
     folded = {"reducing": "value", "aggregating": "value"}
     kinds = {folded.get(each.decl.kind, each.decl.kind) for each in (left, right)}
     return len(kinds) == 1 and left.key_type == right.key_type
@@ -233,13 +233,13 @@ class _Piece(NamedTuple):
     before: list[FileRef]
     after: list[FileRef]
     is_equal: bool
-    """The files, or what they are named for, are the same."""
+    """Both sides have the same version, or the same files."""
 
 
 def _differing(
     before: EpochOperator | None, after: EpochOperator | None, *, skip_equal: bool
 ) -> Iterator[_Piece]:
-    """The key groups that are not known to be equal, in pieces that fit in memory."""
+    """Yield the key groups that may differ, in pieces that fit in memory."""
     left, right = _content(before), _content(after)
     both = [operator for operator in (before, after) if operator is not None]
     row_count = sum(ref.rows for operator in both for part in operator.ranges for ref in part.files)
@@ -261,7 +261,7 @@ def _differing(
 
 
 class _Content(NamedTuple):
-    """What a key group's rows come from: a whole range by its version, and the files."""
+    """The source of a key group's rows: the version of its range, and the files."""
 
     part: tuple[int, int, str] | None
     files: list[FileRef]
@@ -293,9 +293,9 @@ def _is_equal(left: _Content, right: _Content) -> bool:
 def _find_changed_keys(
     old: EpochReader, new: EpochReader, piece: _Piece, columns: dict[str, StateColumns]
 ) -> dict[str, pa.Array] | None:
-    """The only keys that can differ, by state: those in files that the two do not share.
+    """Return the only keys that can differ, by state: those in files that the two do not share.
 
-    None where that is no help: a file that is not shared is a base, which has every key.
+    None if one of those files is a base, which has every key.
     """
     common = 0
     for left, right in zip(piece.before, piece.after, strict=False):
@@ -334,7 +334,7 @@ def _read(
 
 
 def _same_rows(left: list[pa.RecordBatch], right: list[pa.RecordBatch]) -> bool:
-    """A quick look: keys come in the same order on both sides. NaN is told apart later."""
+    """True if both sides are equal at first sight. NaN never is, and is compared later."""
     if not left or not right:
         return not left and not right
     if left[0].schema != right[0].schema:
@@ -376,7 +376,7 @@ def _add(examples: list[Example], example: Example, limit: int) -> None:
 
 
 def same_value(left: Any, right: Any) -> bool:
-    """Equality of stored values, where NaN equals itself."""
+    """True if stored values are equal; NaN equals itself."""
     if left == right:
         return True
     if isinstance(left, tuple) and isinstance(right, tuple):

@@ -1,10 +1,10 @@
-"""What a savepoint is to hold, before it is written: states kept, replaced, corrected, moved.
+"""The content of a savepoint before it is written: states kept, replaced, patched, renamed.
 
 Always true here:
-- nothing is written, and what it is made of is not changed;
-- an operator with the same keys keeps its rows until they are replaced or removed by name: nothing
-  is lost by a declaration alone;
-- rows that are given fit their state's columns and types.
+- nothing is written, and the edited savepoint or epoch is not changed;
+- an operator with the same keys keeps its rows until they are replaced or removed by name: a
+  declaration alone loses nothing;
+- given rows fit their state's columns and types.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from cairn.storage.store import NotFoundError, Store, open_store
 
 TIMERS = (EVENT_TIMERS, PROCESSING_TIMERS)
 HOLD_MS = 3_600_000
-"""For rows to be made, from one call to the next."""
+"""The lifetime of the hold between two calls, while the caller prepares rows."""
 
 
 @dataclass
 class DraftState:
     decl: StateDecl
     kept: tuple[str, str] | None = None
-    """Operator and state whose rows it has, as the savepoint that is edited calls them."""
+    """The operator and state in the edited savepoint whose rows it keeps."""
     given: list[Any] = field(default_factory=list)
-    """Tables: what later ones say counts."""
+    """Tables; rows of later ones win."""
     is_put: bool = False
-    """The first one given stands in place of all that was there."""
+    """The first table replaces all earlier rows."""
     is_due: bool = False
-    """The rows it had do not fit any more: others must be given."""
+    """The earlier rows do not fit any more: others must be given."""
 
 
 @dataclass
 class DraftOperator:
-    """State of one scope of an operator, as savepoints and manifests have it."""
+    """The state of an operator in one scope."""
 
     uid: str
     scope: Scope
@@ -56,7 +56,7 @@ class DraftOperator:
     states: dict[str, DraftState]
     function_version: str = ""
     parallelism: int = 0
-    """Of subtasks, where these have lists."""
+    """The number of subtasks that have lists; 0 without lists."""
 
 
 @dataclass
@@ -66,7 +66,7 @@ class EditedEpoch:
     store: Store
     reading: Reading
     spark_store: Store | None = None
-    """Has Spark's folder, where that is not the checkpoint."""
+    """The store of Spark's folder, if it is not in the checkpoint."""
 
     def __post_init__(self) -> None:
         weakref.finalize(self, self.reading.release)
@@ -83,11 +83,11 @@ class Draft:
     operators: dict[str, DraftOperator]
     edited: Savepoint | EditedEpoch | None = None
     now_ms: int | None = None
-    """What time it is in it, by the clock; None: when it is written."""
+    """Processing time in the savepoint; None: the time at which it is written."""
     watermark_ms: int | None = None
     edited_group_count: int = 0
     keeps_timers: bool = True
-    """The earliest timers are known to be what they were."""
+    """No change can have affected the earliest timers."""
 
     # Finding
 
@@ -96,7 +96,7 @@ class Draft:
         uid = uid_with_state(self.operators, operator, state)
         owner = self.operators.get(uid)
         if owner is not None and owner.scope == "keyed" and state in TIMERS:
-            # Any operator with keys may have timers; those of others are never looked at.
+            # Any keyed operator may have timers.
             for name, timer in timer_states().items():
                 owner.states.setdefault(name, DraftState(_decl(timer)))
         if owner is None or state not in owner.states:
@@ -104,21 +104,21 @@ class Draft:
         return owner
 
     def is_by_key(self, owner: DraftOperator) -> bool:
-        """Whether its rows lie in the groups of their keys."""
+        """True if its rows are in the key groups of their keys."""
         scope = owner.scope
         if scope == "feedback":
-            # Records lie as the state of the operator does that they go to.
+            # Records are stored like the state of the operator that receives them.
             target = self.operators.get(owner.uid.split(":")[1])
             scope = "keyed" if target is None else target.scope
         return scope == "keyed"
 
     def rows_of(self, owner: DraftOperator, state: str, decl: StateDecl | None = None) -> TableRows:
-        """How rows of a state look."""
+        """Return the converter between tables and stored rows of a state."""
         decl = decl or owner.states[state].decl
         ttl = TTL.of(decl.ttl)
         stamp_ms = self.watermark_ms if ttl is not None and ttl.clock == "event" else self.now_ms
         if ttl is not None and ttl.clock == "processing" and stamp_ms is None:
-            stamp_ms = 0  # Known when it is written.
+            stamp_ms = 0  # Replaced when it is written.
         return TableRows(owner.uid, StateColumns(state, decl, owner.key_types), stamp_ms)
 
     def _unknown(self, operator: str, state: str | None) -> StateNotFoundError:
@@ -141,7 +141,7 @@ class Draft:
     # Changing
 
     def give(self, operator: str, state: str, table: Any, schema: pa.Schema, *, put: bool) -> None:
-        """Rows of a state: in place of all that it has, or of the places they name."""
+        """Add rows of a state: with `put` they replace all rows, else those of the same places."""
         if isinstance(self.edited, EditedEpoch):
             self.edited.reading.renew()
         owner = self.find(operator, state)
@@ -156,7 +156,7 @@ class Draft:
         held = owner.states[state]
         if held.is_due and not put:
             raise PlanError(
-                f"state {state!r} of operator {operator!r} was declared anew and has no rows yet\n"
+                f"state {state!r} of operator {operator!r} was declared again and has no rows yet\n"
                 "  found: patch()\n  next: put() all of its rows first",
                 operator=operator,
                 state=state,
@@ -173,7 +173,7 @@ class Draft:
             uids = operator_uids(self.operators, operator)
             if not uids:
                 raise self._unknown(operator, None)
-            # The records that loops send it, too: nobody would take them.
+            # Also the records that loops send it: nothing would receive them.
             uids += [
                 uid
                 for uid, each in self.operators.items()
@@ -186,7 +186,7 @@ class Draft:
         self.keeps_timers = False
 
     def rename(self, operator: str, new_uid: str) -> None:
-        """The operator's state, and the records that loops send it, go by another name."""
+        """Rename an operator: its state, and the records that loops send it."""
         if not operator_uids(self.operators, operator):
             raise self._unknown(operator, None)
         if operator_uids(self.operators, new_uid) or ":" in new_uid or not new_uid:
@@ -208,7 +208,7 @@ class Draft:
         self.keeps_timers = False
 
     def regroup(self, group_count: int) -> None:
-        """Another number of key groups."""
+        """Change the number of key groups."""
         for owner in self.operators.values():
             if (
                 owner.scope != "shared"
@@ -216,7 +216,7 @@ class Draft:
                 and (owner.parallelism > group_count)
             ):
                 raise PlanError(
-                    f"max_parallelism={group_count} is too little for operator {owner.uid!r}\n"
+                    f"max_parallelism={group_count} is too small for operator {owner.uid!r}\n"
                     f"  found: lists of {owner.parallelism} subtasks\n"
                     f"  next: run the job with at most {group_count} subtasks, then take the "
                     "savepoint again",
@@ -245,7 +245,7 @@ class Draft:
                 state=left[0],
             )
         if is_other:
-            # Timers of keys that are no more are of no use; others can be put.
+            # Timers of the old keys are useless; new ones can be put.
             self.keeps_timers = False
             before, held.states = held.states, {}
             held.scope, held.key_types, held.parallelism = scope, key_types, 0
@@ -262,7 +262,7 @@ class Draft:
             for name, state in owner.states.items():
                 if state.is_due:
                     raise PlanError(
-                        f"state {name!r} of operator {owner.uid!r} was declared anew, and its old "
+                        f"state {name!r} of operator {owner.uid!r} was declared again, and its old "
                         "rows do not fit it\n  found: no rows for it\n"
                         "  next: put() them, or remove() the state",
                         operator=owner.uid,
@@ -275,15 +275,15 @@ def empty_draft(job: str, group_count: int) -> Draft:
 
 
 def draft_of(url: str, epoch: int | None = None, spark_url: str | None = None) -> Draft:
-    """Of a savepoint, or of an epoch of a checkpoint, by default the newest.
+    """Return a draft of a savepoint, or of an epoch of a checkpoint, by default the newest.
 
-    `spark_url`: where Spark's folder of the checkpoint is, if elsewhere.
+    `spark_url` is the place of Spark's folder, if it is not in the checkpoint.
     """
     try:
         store = open_store(url, create=False)
         job = read_job(store)
     except (NotFoundError, ValueError):
-        job = None  # A savepoint is asked for, and says what is wrong.
+        job = None  # `open_savepoint` raises the error.
     if job is not None:
         draft = _of_checkpoint(store, job.name, job.max_parallelism, epoch)
         if spark_url is not None:
@@ -293,7 +293,7 @@ def draft_of(url: str, epoch: int | None = None, spark_url: str | None = None) -
     savepoint = open_savepoint(url)
     if epoch not in (None, savepoint.info.epoch):
         raise PlanError(
-            f"a savepoint is of one epoch\n  found: epoch={epoch}, and {url} is of "
+            f"a savepoint has one epoch\n  found: epoch={epoch}, but {url} has "
             f"{savepoint.info.epoch}\n  next: leave epoch= out"
         )
     info = savepoint.info
@@ -319,7 +319,7 @@ def _of_checkpoint(store: Store, job: str, group_count: int, number: int | None)
     epoch = edited.reading.epoch
     operators = {}
     for uid, operator in epoch.operators.items():
-        # As savepoints have them.
+        # Savepoints store no delays.
         decls = {n: msgspec.structs.replace(d, delay_ms=0) for n, d in operator.states.items()}
         operators[uid] = _keep_operator(
             uid,
@@ -353,7 +353,7 @@ def _keep_operator(
 
 
 def _goes_to(owner: DraftOperator, operator: str) -> bool:
-    """Whether these are records of a loop on their way back to the operator."""
+    """True for records of a loop on their way back to the operator."""
     return owner.scope == "feedback" and owner.uid.partition(":")[2] == operator
 
 

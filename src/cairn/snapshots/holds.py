@@ -1,13 +1,13 @@
 """Keep an epoch from being collected while somebody reads it.
 
-A hold is a file in the checkpoint. Written first and the log looked at afterwards, it is
-either seen by the running job's collector, or we see that the collector was faster.
+A hold is a file in the checkpoint. The reader writes it, then reads the log: either the running
+job's collector sees the hold, or the reader sees that the epoch was retired first.
 
 Always true here:
-- while a `Reading` holds an epoch, everything the epoch references is there, and stays;
-- a hold ends by itself, so a process that is killed keeps nothing for ever;
-- a process that slept until its hold had ended learns from `renew` whether the epoch is gone;
-- where nothing can be written a reader has no hold, and goes on without.
+- while a `Reading` holds an epoch, all files of the epoch exist;
+- a hold has an end, so a process that is killed keeps nothing for ever;
+- `renew` raises in a process that slept past the end of its hold, if the epoch was retired;
+- a reader that may not write to the checkpoint reads without a hold.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from cairn.storage.manifest import Epoch
 from cairn.storage.store import Store
 
 READ_MS: Final = 10 * 60_000
-"""How long a reader's hold counts, unless it is renewed."""
+"""The lifetime of a reader's hold, unless it is renewed."""
 _ATTEMPTS_MAX: Final = 10
 
 
 class Unheld:
-    """An epoch that is read, and that somebody else holds, or nobody."""
+    """An epoch that is read without a hold of this process."""
 
     def __init__(self, store: Store, epoch: Epoch) -> None:
         self._store = store
@@ -41,14 +41,14 @@ class Unheld:
         self.epoch = epoch
 
     def renew(self) -> None:
-        """Called while reading."""
+        """Do nothing: there is nothing to renew."""
 
     @property
     def hold_path(self) -> str | None:
         return None
 
     def release(self) -> None:
-        """Called at the end."""
+        """Do nothing: there is nothing to release."""
 
     def check_kept(self) -> None:
         """Raise StaleEpochError if the epoch was retired while it was read."""
@@ -57,7 +57,7 @@ class Unheld:
 
 
 class Reading(Unheld):
-    """An epoch that is read, and the hold on it for as long as that takes."""
+    """An epoch that is read, and the hold on it until it is released."""
 
     def __init__(
         self,
@@ -67,9 +67,9 @@ class Reading(Unheld):
         *,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
-        """StaleEpochError when the epoch is not kept any more, or not there.
+        """Raises StaleEpochError if the epoch is retired or does not exist.
 
-        With `hold_ms=0` nothing is written: for short reads, of who is ready to begin again.
+        With `hold_ms=0` nothing is written: for short reads that can be repeated.
         """
         self._store = store
         self._hold_ms = hold_ms
@@ -77,7 +77,7 @@ class Reading(Unheld):
         self._path = ""
         self._until_ms = 0
         self._next_ms = 0
-        """Not renewed before."""
+        """The time of the next renewal."""
         self._lock = threading.Lock()
         self.is_held = hold_ms > 0
         self.number = newest_number(store) if number is None else number
@@ -90,7 +90,7 @@ class Reading(Unheld):
                 self._remove()
                 if attempt == attempts:
                     raise
-                # The job was faster: it has a newer one by now.
+                # The job was faster: it has a newer epoch by now.
                 self.number = newest_number(store)
             except BaseException:
                 self._remove()
@@ -106,7 +106,7 @@ class Reading(Unheld):
             raise
         except RestoreError as error:
             raise StaleEpochError(
-                f"there is no epoch {self.number}\n  checkpoint: {self._store.url}\n"
+                f"epoch {self.number} does not exist\n  checkpoint: {self._store.url}\n"
                 f"  found: {error.message.splitlines()[0]}\n"
                 "  next: `cairn ls` shows the epochs that are kept",
                 epoch=self.number,
@@ -117,7 +117,7 @@ class Reading(Unheld):
             return
         until_ms = self._now_ms() + self._hold_ms
         hold = Hold(epochs=[self.number], by=_by(), until_ms=until_ms)
-        # A new one each time: the collector may just be removing the one before, as over.
+        # A new file each time: the collector may be removing the previous one, which has ended.
         path, before = reader_hold_path(), self._path
         try:
             write_hold(self._store, path, hold)
@@ -125,13 +125,13 @@ class Reading(Unheld):
             raise
         except Exception as error:
             if self._until_ms:
-                # It counts for a while yet: the store may be back before it is over.
+                # The previous hold still lasts: the store may be back before it ends.
                 self._next_ms = self._now_ms() + self._hold_ms // _ATTEMPTS_MAX
                 logger.warning("cairn could not renew a hold on %s: %s", self._store.url, error)
             else:
                 self.is_held = False
                 logger.info("cairn reads %s without a hold: %s", self._store.url, error)
-            # Nobody knows whether it was written.
+            # It may have been written.
             with contextlib.suppress(Exception):
                 self._store.delete([path])
             return
@@ -142,9 +142,9 @@ class Reading(Unheld):
                 self._store.delete([before])
 
     def renew(self) -> None:
-        """Called while reading: the hold is written again before it ends.
+        """Renew the hold if it ends soon; call this while reading.
 
-        StaleEpochError when it had ended, and the epoch is retired since.
+        Raises StaleEpochError if it had ended and the epoch was retired since.
         """
         with self._lock:
             if not self.is_held:
@@ -152,17 +152,17 @@ class Reading(Unheld):
             until_ms = self._until_ms
             if self._now_ms() >= self._next_ms:
                 self._write()
-            # Also when it ended while the new one was written, or could not be.
+            # Also if it ended while the new one was written.
             if self._now_ms() >= until_ms:
                 check_kept(Log(self._store), self.number)
 
     @property
     def hold_path(self) -> str | None:
-        """Where the hold is, if there is one."""
+        """The path of the hold; None without one."""
         return self._path if self._until_ms else None
 
     def release(self) -> None:
-        """Best effort: what is left ends by itself."""
+        """Remove the hold, if possible; otherwise it ends later."""
         with self._lock:
             self.is_held = False
             self._remove()
@@ -175,8 +175,8 @@ class Reading(Unheld):
 
 
 def check_kept(log: Log, number: int, *, is_gone: bool = False) -> None:
-    """StaleEpochError when an epoch is retired."""
-    oldest_kept = log.retired_below()
+    """Raise StaleEpochError if an epoch is retired."""
+    oldest_kept = log.oldest_kept()
     if number < oldest_kept or is_gone:
         raise StaleEpochError(
             f"epoch {number} is retired; its files may be gone\n"
@@ -197,10 +197,10 @@ def no_epoch(store: Store) -> NoEpochError:
     """Return the error of a read before the first epoch."""
     return NoEpochError(
         f"no epoch is committed yet\n  checkpoint: {store.url}\n"
-        "  next: wait for the first one; `cairn ls` shows how the job goes"
+        "  next: wait for the first one; `cairn ls` shows the progress of the job"
     )
 
 
 def _by() -> str:
-    # Host and pid are for people who find the hold of a process that was killed.
+    # For people who find the hold of a process that was killed.
     return f"pid {os.getpid()} on {socket.gethostname()}"

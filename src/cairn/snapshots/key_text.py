@@ -1,11 +1,11 @@
-"""A key that somebody typed, or that stands in an address.
+"""Parse a key from a command line or a url.
 
-A key of one column is written plainly: alice, 42, 2024-01-31. A JSON array with a value per
-column always works: ["alice", 3]; it is also how to say null, and a text that itself looks like
-such an array: ["[\\"alice\\"]"].
+A key of one column is plain text: alice, 42, 2024-01-31. A JSON array with a value per column
+always works: ["alice", 3]. It is needed for null, and for a text that itself looks like such an
+array: ["[\\"alice\\"]"].
 
 Always true here:
-- what does not fit the types of the key columns is a QueryError, never another key.
+- text that does not fit the types of the key columns is a QueryError, never another key.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TEXT_CHARS_MAX = 1 << 16
 
 
 def parse_key(text: str, names: list[str], types: list[pa.DataType]) -> tuple[Any, ...]:
-    """The values of the key columns."""
+    """Return the values of the key columns."""
     expected = ", ".join(f"{n} {type_ddl(t)}" for n, t in zip(names, types, strict=True))
     if len(text) > TEXT_CHARS_MAX:
         raise QueryError(

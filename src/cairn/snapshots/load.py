@@ -1,11 +1,11 @@
-"""A savepoint becomes the first epoch of an empty checkpoint.
+"""Make a savepoint the first epoch of an empty checkpoint.
 
-Each operator gets one base per subtask, whatever the parallelism was before, and one for what
-all subtasks share; rows go from Parquet to segments as Arrow columns, a few thousand at a time.
+Each operator gets one base per subtask, at any parallelism, and one for state that all subtasks
+share; rows go from Parquet to segments as Arrow columns, a few thousand at a time.
 
 Always true here:
 - every row of the savepoint is in exactly one base, that of the subtask that owns its group;
-- bytes are checked before they are read, so a damaged savepoint gives an error, not an epoch;
+- bytes are checked before they are read, so a damaged savepoint is an error, never an epoch;
 - nothing is published: the caller appends the epoch to the log.
 """
 
@@ -40,10 +40,10 @@ from cairn.storage.store import Store
 
 
 def open_job(store: Store, name: str, group_count: int, savepoint: Savepoint | None) -> JobInfo:
-    """The job of a checkpoint, made now if it is empty; `savepoint` is what it is to start from.
+    """Return the job of a checkpoint; in an empty one, create it to start from `savepoint`.
 
-    A checkpoint that came from this savepoint goes on where it is, so that a program can be
-    started again as it was; any other that has epochs is refused.
+    A checkpoint that was made from this savepoint continues where it is, so that a program can be
+    started again unchanged; any other with epochs is refused.
     """
     if savepoint is None:
         return create_or_open_job(store, name, group_count)
@@ -67,7 +67,7 @@ def open_job(store: Store, name: str, group_count: int, savepoint: Savepoint | N
             f"this checkpoint has epochs of its own; a savepoint needs an empty one\n"
             f"  checkpoint: {store.url}, newest epoch {newest.number}\n"
             f"  savepoint: {savepoint.url}\n"
-            "  next: pass another checkpoint, or leave savepoint= out to go on with this one",
+            "  next: pass another checkpoint, or leave savepoint= out to continue with this one",
             epoch=newest.number,
         )
     return job
@@ -188,12 +188,12 @@ class _Loading(NamedTuple):
 
 
 def _check_complete(savepoint: Savepoint, saved: SavedOperator, ranges: list[RangeState]) -> None:
-    """Rows of key groups that nobody owns would be left out without a word."""
+    """Raise if rows are missing, because no subtask owns their key groups."""
     expected = sum(state.rows for state in saved.states.values())
     found = sum(part.state_entries for part in ranges)
     if found != expected:
         raise CorruptFileError(
-            f"the savepoint does not fit itself: operator {saved.uid!r} has {expected} rows, "
+            f"the savepoint is inconsistent: operator {saved.uid!r} has {expected} rows, "
             f"{found} of them in key groups below {savepoint.info.max_parallelism}\n"
             f"  savepoint: {savepoint.url}\n"
             "  next: use another copy of the savepoint, or take it again",

@@ -1,10 +1,10 @@
 """Refuse to copy an epoch whose output may be lost.
 
 A sink publishes an epoch after it is in the log. A job that starts from a savepoint or a branch
-of the epoch never publishes it, as it was the output of the job before.
+of the epoch never publishes it, because the output belongs to the first job.
 
 Always true here:
-- an epoch that is let pass is published, or has no output, or a start gave its output up
+- an epoch that passes is published, or has no output, or a start dropped its output
   (`allow_dropped_output`).
 """
 
@@ -19,12 +19,12 @@ from cairn.storage.manifest import Epoch
 from cairn.storage.published import is_known_published
 
 PATIENCE_S: Final = 3.0
-"""A running job publishes its newest epoch within this time, unless a sink holds it up."""
+"""A running job publishes its newest epoch within this time, unless a sink fails."""
 _LOOK_S: Final = 0.1
 
 
 def check_published(log: Log, epoch: Epoch) -> None:
-    """Wait until an epoch is known to be published. CommitError when it is not for a while."""
+    """Wait a few seconds until an epoch is known to be published, or raise CommitError."""
     deadline_s = time.monotonic() + PATIENCE_S
     while not is_known_published(log, epoch):
         if time.monotonic() >= deadline_s:

@@ -1,13 +1,12 @@
-"""The rows of an operator's state as of an epoch: its base and deltas merged.
+"""Read the rows of an operator's state as of an epoch, base and deltas merged.
 
-Rows come in chunks of a few key groups, so memory is bounded by CHUNK_ROWS stored rows (or
-by one key group, where that is larger), however large the state is.
+Rows come in chunks of a few key groups, so memory is bounded by CHUNK_ROWS stored rows (or by one
+key group, if that is larger), however large the state is.
 
 Always true here:
-- of each key there is the last word, and none of what was deleted or has expired;
-- of each file only the blocks of the key groups it counts for are read;
-- key groups come in ascending order, and the keys of a group in an order of their own that
-  does not depend on how the state came about.
+- each key has its last value; deleted and expired rows are left out;
+- only the blocks of the key groups that a file counts for are read;
+- key groups are in ascending order, and the order of keys in a group depends on the keys alone.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from cairn.storage.manifest import Epoch, EpochOperator, FileRef, RangeState, op
 from cairn.storage.store import Store
 
 CHUNK_ROWS: Final = 1 << 18
-# Arrow sorts a column of text only as long as it fits in 2 GiB.
+# Arrow can sort a column of text only up to 2 GiB.
 SORT_BYTES_MAX: Final = 512 << 20
-# Fibonacci hashing: the high bits of a product with it are spread well.
+# Fibonacci hashing: the high bits of a product with it are well distributed.
 _ODD: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -56,7 +55,7 @@ def uid_with_state(operators: Mapping[str, _HasStates], uid: str, state: str) ->
     if len(having) > 1:
         raise StateNotFoundError(
             f"{uid!r} has several states {state!r}\n"
-            f"  found: {', '.join(having)}\n  next: ask for one of these",
+            f"  found: {', '.join(having)}\n  next: use one of these names",
             operator=uid,
             state=state,
         )
@@ -66,7 +65,7 @@ def uid_with_state(operators: Mapping[str, _HasStates], uid: str, state: str) ->
 class EpochReader:
     """Reads one epoch. Close it, or use it in a `with`: files stay open between chunks.
 
-    What must be fetched to be read goes to a folder of its own in `scratch`.
+    Files that must be fetched are put in a new folder in `scratch`.
     """
 
     def __init__(self, store: Store, epoch: Epoch, scratch: str | None = None) -> None:
@@ -89,9 +88,9 @@ class EpochReader:
             self._folder = None
 
     def columns(self, uid: str) -> dict[str, StateColumns]:
-        """The states of an operator, by name."""
+        """Return the states of an operator, by name."""
         operator = self._operator(uid)
-        # By event time: what timers that are due in the next epoch may still see is there.
+        # By event time: rows that timers of the next epoch can still read are included.
         floor_ms = {"processing": self.epoch.now_ms, "event": self.epoch.passed_ms}
         return {
             name: StateColumns(name, decl, operator.key_types, floor_ms)
@@ -99,10 +98,10 @@ class EpochReader:
         }
 
     def rows(self, uid: str, state: str, groups: range | None = None) -> Iterator[pa.RecordBatch]:
-        """The rows of a state: `group, key, value`, or `group, key, entry, value` for maps.
+        """Yield the rows of a state: `group, key, value`, or `group, key, entry, value` for maps.
 
-        Of state that expires with the time of the last write, `at`. What an operator has of
-        another scope, such as broadcast state, is found under its uid too.
+        State that expires also has `at`, the time of the last write. State of another scope of
+        the operator, such as broadcast state, is found under its uid too.
         """
         operators = self.epoch.operators
         uids = operator_uids(operators, uid)
@@ -127,11 +126,10 @@ class EpochReader:
         *,
         ordered: bool = True,
     ) -> Iterator[Chunk]:
-        """The states of an operator (or those named), read in one pass, a few groups at a time.
+        """Yield the states of an operator (or those named), a few groups at a time.
 
-        `keys` narrows it further: of each state in it, only these keys. Of keys of several
-        columns some others that are like them may be among the rows. Not `ordered`, the keys
-        of a few groups come in any order, which is faster.
+        `keys` selects keys, by state; for keys of several columns a few others may be among the
+        rows. Without `ordered`, the keys within a chunk are in any order, which is faster.
         """
         operator = self._operator(uid)
         wanted = _groups_of(operator) if groups is None else groups
@@ -147,7 +145,7 @@ class EpochReader:
                 yield Chunk(few, self._read(part, few, tables, columns, keys or {}, ordered))
 
     def keys_in(self, refs: list[FileRef], groups: range, states: list[str]) -> dict[str, pa.Array]:
-        """The keys that these files say anything about, of the states they say it about."""
+        """Return the keys that occur in these files, by state."""
         found: dict[str, list[pa.Array]] = {name: [] for name in states}
         for ref in refs:
             reader = self._reader(ref)
@@ -166,7 +164,7 @@ class EpochReader:
         keys: dict[str, pa.Array],
         ordered: bool,
     ) -> dict[str, list[pa.RecordBatch]]:
-        # A file may be listed twice, when a delta brought back the very content of another.
+        # A file may be listed twice, if two deltas have the same content.
         self._keep_open({(ref.id, ref.path) for ref in part.files})
         files: dict[str, list[list[pa.RecordBatch]]] = {name: [] for name in tables}
         for ref in part.files:
@@ -224,7 +222,7 @@ def _merge(
     *,
     ordered: bool,
 ) -> list[pa.RecordBatch]:
-    """The rows of a state, given the stored rows of each file, oldest first."""
+    """Return the rows of a state, given the stored rows of each file, oldest first."""
     plain: list[pa.RecordBatch] = []
     if files and _is_small(files):
         if columns.is_merged_by_arrow and _are_alike(files):
@@ -251,13 +249,13 @@ def _merge(
 
 
 def _last_words(columns: StateColumns, files: list[list[pa.RecordBatch]]) -> list[pa.RecordBatch]:
-    """The rows of a state of which each row replaces the earlier one of its place."""
+    """Return the last live row of each place; each row replaces earlier ones of its place."""
     batches = [batch for each in files for batch in each if batch.num_rows]
     if sum(1 for each in files if any(batch.num_rows for batch in each)) <= 1:
         return [columns.of_stored(batch.filter(batch["live"])) for batch in batches]
     first, *later = files
     if len(columns.places(batches[0])) == 1 and _row_count(first) > 4 * _row_count(*later):
-        # A large base and what has changed since: its own rows need not be told apart.
+        # A large base and few changes: the rows of the base need not be compared with each other.
         return [*_split_unchanged(columns, files)[0], *_last_words(columns, later)]
     (whole,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
     keep = _are_last(columns.places(whole), [_row_count(each) for each in files])
@@ -266,18 +264,18 @@ def _last_words(columns: StateColumns, files: list[list[pa.RecordBatch]]) -> lis
 
 
 def _are_last(places: list[pa.Array], file_rows: list[int]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which rows no later file replaces, given how many rows each file has."""
+    """Return a mask of the rows that no later file replaces; `file_rows` counts rows per file."""
     count = len(places[0])
     if len(places) > 1 or not pa.types.is_integer(places[0].type) or places[0].null_count:
         return _are_last_by(_codes(places), count)
-    # Most rows of different files are of different keys. Those whose hash no later file has are
-    # the last of their key, for sure; the others are compared. That costs a fraction.
+    # Most rows of different files have different keys. A row whose hash occurs in no later file
+    # is the last of its key. Only the others are compared, which costs a fraction.
     keys = places[0].to_numpy().astype(np.int64, copy=False).view(np.uint64)
     bits = max(8, int(count).bit_length() + 3)
     hashes = keys * _ODD
     hashes >>= np.uint64(64 - bits)
     slots = hashes.view(np.int64)
-    # A file has a key once: to know the file is enough, and a byte of it stays in the cache.
+    # A file has a key once, so the number of the file is enough, and a byte fits in the cache.
     newest = np.empty(1 << bits, np.uint8 if len(file_rows) <= 1 << 8 else np.uint32)
     ends = np.cumsum(file_rows).tolist()
     parts = [slots[end - rows : end] for end, rows in zip(ends, file_rows, strict=True)]
@@ -308,7 +306,7 @@ def _row_count(*files: list[pa.RecordBatch]) -> int:
 
 
 def _codes(columns: list[pa.Array]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """A number for each row, the same for rows that are equal in all columns."""
+    """Return a number for each row, equal for rows that are equal in all columns."""
     found: Any = None
     for column in columns:
         encoded = column.dictionary_encode(null_encoding="encode")
@@ -322,7 +320,7 @@ def _codes(columns: list[pa.Array]) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def _are_alike(files: list[list[pa.RecordBatch]]) -> bool:
-    """A state that was changed by a new version of the job may have files of two types."""
+    """True if all files have one schema. After a change of type they may have two."""
     schemas = [batch.schema for batches in files for batch in batches]
     return all(schema == schemas[0] for schema in schemas)
 
@@ -330,9 +328,10 @@ def _are_alike(files: list[list[pa.RecordBatch]]) -> bool:
 def _split_unchanged(
     columns: StateColumns, files: list[list[pa.RecordBatch]]
 ) -> tuple[list[pa.RecordBatch], list[list[pa.RecordBatch]]]:
-    """(rows of keys that only the first file knows, stored rows that must be merged).
+    """Return (rows of keys that only the first file has, stored rows that must be merged).
 
-    Most keys are such, and Arrow passes them on ten times faster than a table merges them.
+    Most keys are only in the first file, and Arrow copies them ten times faster than a table
+    merges them.
     """
     first, *later = files
     changed = [batch["key"] for batches in later for batch in batches]
@@ -348,7 +347,7 @@ def _split_unchanged(
 
 
 def _are_among(column: pa.Array, keys: pa.Array) -> pa.Array:
-    """Which keys of a column are among these; of several columns, column by column."""
+    """Return a mask of the keys among these; keys of several columns are compared by column."""
     if not pa.types.is_struct(keys.type):
         return pc.is_in(column, keys)
     found = pa.array(np.ones(len(column), np.bool_))
@@ -368,7 +367,7 @@ def _groups_of(operator: EpochOperator) -> range:
 
 
 def _chunks_of(part: RangeState, groups: range) -> Iterator[range]:
-    """Runs of key groups that hold about CHUNK_ROWS stored rows, were they spread evenly."""
+    """Yield runs of key groups with about CHUNK_ROWS stored rows, assuming an even spread."""
     row_count = sum(ref.rows for ref in part.files)
     step = max(1, CHUNK_ROWS * part.group_count // max(1, row_count))
     for start in range(groups.start, groups.stop, step):

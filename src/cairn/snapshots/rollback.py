@@ -1,7 +1,7 @@
 """Roll a job back to an earlier epoch: a record in the log, nothing else.
 
-The next start goes on from that epoch and replays its input from there, under new epoch
-numbers. What sinks have published since stays published: cairn says what it is, and leaves it.
+The next start continues from that epoch and replays the input after it, under new epoch numbers.
+Output that sinks have published since stays published; the plan lists it.
 
 Always true here:
 - a driver that still runs loses its next put, so nothing more is published on the old lineage;
@@ -25,7 +25,7 @@ APPEND_ATTEMPTS_MAX: Final = 100
 
 
 class Undone(NamedTuple):
-    """An epoch that is no longer part of the job's history after a rollback."""
+    """An epoch that a rollback removes from the job's lineage."""
 
     epoch: int
     wall_ms: int
@@ -34,7 +34,7 @@ class Undone(NamedTuple):
 
 
 class RollbackPlan(NamedTuple):
-    """What a rollback would do."""
+    """The effects of a rollback."""
 
     url: str
     epoch: int
@@ -42,9 +42,9 @@ class RollbackPlan(NamedTuple):
     undone: list[Undone]
     """Newest first."""
     regained: list[int]
-    """Epochs undone by an earlier rollback that this one brings back, newest first."""
+    """Epochs undone by an earlier rollback that this one restores, newest first."""
     offsets: list[str]
-    """Input is replayed from here, per source in their order."""
+    """The offsets from which input is replayed, in the order of the sources."""
     sources: list[str]
 
     @property
@@ -53,13 +53,13 @@ class RollbackPlan(NamedTuple):
 
     @property
     def span_ms(self) -> tuple[int, int]:
-        """When the undone epochs were committed, first and last."""
+        """The times at which the first and the last undone epoch were committed."""
         times = [epoch.wall_ms for epoch in self.undone]
         return (min(times), max(times)) if times else (0, 0)
 
     @property
     def output(self) -> dict[str, dict[int, int]]:
-        """What stays published: per sink the undone epochs that gave it output, and how many."""
+        """The output that stays published: by sink and undone epoch, the number of committables."""
         found: dict[str, dict[int, int]] = {}
         for epoch in self.undone:
             for uid, count in epoch.committables.items():
@@ -69,7 +69,7 @@ class RollbackPlan(NamedTuple):
 
 
 def plan_rollback(store: Store, epoch: int) -> RollbackPlan:
-    """What a rollback to this epoch undoes. RestoreError when it cannot be done."""
+    """Return the effects of a rollback to this epoch. RestoreError if it is impossible."""
     log = Log(store)
     newest = log.newest_epoch()
     target = _target(log, newest, epoch)
@@ -98,13 +98,13 @@ def rollback(
     *,
     clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> Restore:
-    """Make an epoch the newest one again, whatever is committed meanwhile.
+    """Make an epoch the newest one again, even if others are committed meanwhile.
 
-    RestoreError when that number is no epoch, is retired, or is the newest already.
+    RestoreError if that number is not an epoch, is retired, or is the newest already.
     """
     for _ in range(APPEND_ATTEMPTS_MAX):
         log = Log(store)
-        # For the message; the log itself checks again, against the record it is put behind.
+        # For a better message; the log checks again when it appends.
         _target(log, log.newest_epoch(), epoch)
         try:
             return log.append(
@@ -117,7 +117,7 @@ def rollback(
                 )
             )
         except CommitConflictError:
-            continue  # A running driver was quicker; what it has committed is undone too.
+            continue  # A running driver was faster; its new epoch is undone too.
     raise CommitConflictError(
         f"a running driver keeps publishing to {store.url}\n  next: stop the job, then roll back",
         url=store.url,
@@ -132,12 +132,12 @@ def _target(log: Log, newest: Epoch | None, number: int) -> Epoch:
             "  next: give an older epoch; `cairn ls` shows them",
             epoch=number,
         )
-    retired_below = log.retired_below()
-    if 0 < number < retired_below:
+    oldest_kept = log.oldest_kept()
+    if 0 < number < oldest_kept:
         raise RestoreError(
             f"epoch {number} is retired; its files may be gone\n"
-            f"  the oldest record kept is {retired_below}\n"
-            "  next: `cairn ls` shows the epochs that can be gone back to; "
+            f"  the oldest record kept is {oldest_kept}\n"
+            "  next: `cairn ls` shows the epochs that can be restored; "
             "retained_epochs= sets how many are kept",
             epoch=number,
         )
@@ -145,10 +145,10 @@ def _target(log: Log, newest: Epoch | None, number: int) -> Epoch:
 
 
 def _ancestors(log: Log, epoch: Epoch) -> list[Epoch]:
-    """An epoch and all before it that are not retired, newest first."""
+    """Return an epoch and all its ancestors that are not retired, newest first."""
     found = [epoch]
-    retired_below = log.retired_below()
-    while epoch.parent is not None and epoch.parent >= retired_below:
+    oldest_kept = log.oldest_kept()
+    while epoch.parent is not None and epoch.parent >= oldest_kept:
         epoch = log.epoch(epoch.parent)
         found.append(epoch)
     return found

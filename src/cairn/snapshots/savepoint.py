@@ -1,16 +1,16 @@
-"""A savepoint: one epoch in a folder of its own, that anything can read.
+"""A savepoint: one epoch in its own folder, which any Parquet reader can read.
 
-    savepoint.json                          what is in it; written last
+    savepoint.json                          the list of its content; written last
     state/<uid>/<state>/<nnnnn>.parquet     key_group, key, [entry,] value [, at]; by key group
-    sources/<index>/…                       what Spark's sources keep beside their offsets
+    sources/<index>/…                       files of Spark's sources
 
-It knows nothing of the backend, the parallelism or the place it was made in: paths are
-relative, so it can be copied and moved. `object` state is binary (a pickle); an interval is
-a number of microseconds to readers that do not know Arrow's types.
+It does not depend on backend, parallelism or place: paths are relative, so it can be copied and
+moved. `object` state is binary (a pickle); readers without Arrow's types see an interval as a
+number of microseconds.
 
 Always true here:
-- savepoint.json exists, so the savepoint is complete;
-- rows that come out of it are from files whose bytes were checked against their digest.
+- if savepoint.json exists, the savepoint is complete;
+- rows are read only from files whose bytes match their digest.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class SavedOperator(msgspec.Struct, frozen=True, kw_only=True):
     states: dict[str, SavedState]
     scope: Scope = "keyed"
     parallelism: int = 0
-    """Lists of subtasks are found by it."""
+    """Needed to find the lists of subtasks."""
 
 
 class SavepointInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,13 +95,13 @@ class SavepointInfo(msgspec.Struct, frozen=True, kw_only=True):
     offsets: str
     """The raw text of Spark's offset file."""
     sources: list[str]
-    """Their names, in the order of the offsets."""
+    """The names of the sources, in the order of the offsets."""
     source_files: list[SavedFile]
     watermark_ms: int | None = None
     passed_ms: int | None = None
     seen_ms: dict[str, int] = {}
     timers: dict[str, tuple[int | None, int | None]] | None = None
-    """As the epoch's manifest has them."""
+    """As in the epoch's manifest."""
 
     @property
     def files(self) -> list[SavedFile]:
@@ -132,7 +132,7 @@ class Savepoint:
         return self.store.url
 
     def columns(self, uid: str) -> dict[str, StateColumns]:
-        """The states of an operator, by name."""
+        """Return the states of an operator, by name."""
         operator = self._operator(uid)
         return {
             name: StateColumns(name, state.decl, operator.key_types)
@@ -140,14 +140,14 @@ class Savepoint:
         }
 
     def rows(self, uid: str, state: str, groups: range | None = None) -> Iterator[pa.RecordBatch]:
-        """The rows of a state, as EpochReader gives them; of some key groups, if asked."""
+        """Yield the rows of a state as EpochReader does; of some key groups, if given."""
         with CheckedFiles(self.store) as files:
             yield from self.read(files, uid, state, groups)
 
     def read(
         self, files: CheckedFiles, uid: str, state: str, groups: range | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Like `rows`, with files that are kept for the next call."""
+        """Like `rows`, with files that stay open for the next call."""
         operators = self.info.operators
         uids = operator_uids(operators, uid)
         uid = uid_with_state(operators, uid, state)
@@ -169,7 +169,7 @@ class Savepoint:
                 yield from _read_file(files, file, columns, groups)
 
     def source_files(self) -> dict[str, bytes]:
-        """What belongs under `sources/` of a folder from which Spark goes on."""
+        """Return the files below `sources/` of a folder from which Spark continues."""
         found = {}
         for file in self.info.source_files:
             data = b"".join(_stream(self.store, file))
@@ -218,12 +218,12 @@ class Savepoint:
 
 
 def open_savepoint(url: str) -> Savepoint:
-    """A savepoint that is there and complete; otherwise RestoreError says what is there."""
+    """Open a complete savepoint; for anything else, RestoreError describes the folder."""
     try:
         store = open_store(url, create=False)
     except NotFoundError:
         next_step = "give the folder it was written to"
-        raise _no_savepoint(url, "there is no such folder", next_step) from None
+        raise _no_savepoint(url, "no such folder", next_step) from None
     except ValueError as error:
         raise RestoreError(str(error), url=url) from None
     name = f"{store.url}/{SAVEPOINT_PATH}"
@@ -235,7 +235,7 @@ def open_savepoint(url: str) -> Savepoint:
 
 
 def make_saved_state(decl: StateDecl, files: list[SavedStateFile]) -> SavedState:
-    """What savepoint.json says of a state."""
+    """Return a state as savepoint.json lists it."""
     return SavedState(
         kind=decl.kind,
         type=decl.type,
@@ -258,19 +258,17 @@ def _quote(name: str) -> str:
 
 def _what_is_there(store: Store) -> tuple[str, str]:
     if store.exists(JOB_PATH) or store.list(LOG_FOLDER):
-        return "it is a checkpoint", "`cairn savepoint CHECKPOINT DEST` makes a savepoint of it"
+        return "a checkpoint", "`cairn savepoint CHECKPOINT DEST` makes a savepoint of it"
     if store.exists(UNFINISHED_PATH) or store.list("state"):
         return (
-            "an unfinished savepoint: savepoint.json, which is written last, is not there",
+            "an unfinished savepoint: savepoint.json, which is written last, is missing",
             "remove it and take the savepoint again",
         )
     return f"no {SAVEPOINT_PATH}", "give the folder it was written to"
 
 
 def _no_savepoint(url: str, found: str, next_step: str) -> RestoreError:
-    return RestoreError(
-        f"there is no savepoint at {url}\n  found: {found}\n  next: {next_step}", url=url
-    )
+    return RestoreError(f"no savepoint at {url}\n  found: {found}\n  next: {next_step}", url=url)
 
 
 def _damage_error(name: str, what: str) -> CorruptFileError:
@@ -283,10 +281,10 @@ def _damage_error(name: str, what: str) -> CorruptFileError:
 
 
 class CheckedFiles:
-    """Files of a savepoint on the local disk, their bytes checked once.
+    """Local copies of a savepoint's files, their bytes checked once.
 
-    Those of a local savepoint are read where they lie, others are fetched and kept until
-    they are released.
+    Files of a local savepoint are read in place; others are fetched, and kept until they are
+    released.
     """
 
     def __init__(self, store: Store, scratch: str | None = None) -> None:
@@ -330,12 +328,12 @@ class CheckedFiles:
 
 
 def _stream(store: Store, file: SavedFile) -> Iterator[bytes]:
-    """The bytes of a file. When it ends without an error they were the right ones."""
+    """Yield the bytes of a file; raises at the end unless size and digest match."""
     name = f"{store.url}/{file.path}"
     digest = hashlib.blake2b(digest_size=16)
     offset = 0
     try:
-        # One byte more is asked for: the file must end where it should.
+        # One byte more is read, to detect a file that is too long.
         while data := store.get_range(
             file.path, offset, min(_FETCH_BYTES, file.bytes + 1 - offset)
         ):
@@ -385,7 +383,7 @@ def _read_file(
 
 
 def _row_groups(metadata: Any, groups: range | None) -> list[int]:
-    """Those that may hold rows of these key groups, by their statistics."""
+    """Return the row groups that may hold these key groups, by their statistics."""
     if groups is None:
         return list(range(metadata.num_row_groups))
     found = []

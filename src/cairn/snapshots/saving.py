@@ -1,11 +1,11 @@
 """Write a savepoint of a committed epoch, whether its job runs or not.
 
 Always true here:
-- an epoch whose output may still have to be published is refused;
-- the epoch is held while it is read, so a running job's collector keeps what is needed; a writer
-  that is killed holds it for at most SAVE_MS;
-- a writer that slept past the end of its hold, and whose epoch is retired, seals nothing;
-- after an error nothing is left behind, neither the hold nor what was written.
+- an epoch whose output may not be published yet is refused;
+- the epoch is held while it is read, so a running job's collector keeps its files; a writer that
+  is killed holds it for at most SAVE_MS;
+- a writer that slept past the end of its hold, and whose epoch is retired, does not finish;
+- after an error neither the hold nor written files are left.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ def write_savepoint(
     note: bool = True,
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> SavepointInfo:
-    """Write the epoch (default: the newest) to an empty folder. Counts key groups.
+    """Write an epoch (default: the newest) to an empty folder.
 
-    `spark_store` has Spark's folder, where that is not the checkpoint. With `note` it is noted
-    in the checkpoint where the savepoint is.
+    `spark_store` has Spark's folder, if it is not in the checkpoint. `progress` counts key
+    groups. With `note`, the checkpoint gets a note of the savepoint.
     """
     savepoint_id = str(uuid.uuid4())
     job = read_job(store)
     if job is None:
         raise RestoreError(
-            f"there is no job at {store.url}\n  found: no job.json\n"
+            f"no job at {store.url}\n  found: no job.json\n"
             "  next: give the checkpoint= that the job was started with",
             url=store.url,
         )
@@ -81,13 +81,13 @@ def _write(
     progress: Progress | None,
     scratch: str | None,
 ) -> tuple[SavepointInfo, str]:
-    """Write the savepoint of a held epoch; what is in it, and where it is."""
+    """Write the savepoint of a held epoch; return its content and url."""
     epoch = reading.epoch
     check_published(Log(store), epoch)
     dest = Destination(open_store(dest_url), savepoint_id, epoch.number)
     try:
         with tempfile.TemporaryDirectory(prefix="cairn-savepoint-", dir=scratch) as folder:
-            # First of all: a running query goes on cleaning up behind itself.
+            # First of all: a running query keeps removing its old files.
             files = source_files(spark_store or store, epoch.spark, checkpoint=store)
             sources = dest.put_sources(files)
             operators = _write_operators(store, reading, dest, folder, progress)

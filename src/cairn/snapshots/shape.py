@@ -1,17 +1,17 @@
-"""What a state looks like as a table: its columns, and stored rows as rows of it.
+"""The shape of a state as a table: its columns, and the conversion of stored rows.
 
     key_group, the key columns, …
         map                     entry, value          a row per entry
         list, operator list     position, value       a row per item, in the order of the list
         feedback                position, value       a row per record on its way back
         timers                  time                  a row per timer
-        everything else         value                 a row per key
-    … and of state that expires: written_at
+        others                  value                 a row per key
+    … and written_at, for state that expires
 
 Always true here:
-- no column name occurs twice, whatever the key columns are called: also not for readers that
-  take `Value` and `value` for one;
-- Arrow does the work, not a loop over rows.
+- no column name occurs twice, whatever the key columns are called, even for readers that ignore
+  case;
+- rows are converted by Arrow, not in a Python loop.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TIMERS: Final = (EVENT_TIMERS, PROCESSING_TIMERS)
 
 
 def table_kind(columns: StateColumns, scope: Scope) -> str:
-    """What kind of state it is, as users know it."""
+    """Return the kind of a state, as users know it."""
     if scope == "feedback":
         return "feedback"
     if columns.name in _TIMERS and columns.decl.kind == "map":
@@ -44,7 +44,7 @@ def table_kind(columns: StateColumns, scope: Scope) -> str:
 
 
 class Shape:
-    """The columns of one state, and how its stored rows become rows of them."""
+    """The columns of one state, and the conversion of its stored rows."""
 
     def __init__(self, columns: StateColumns, scope: Scope) -> None:
         self.columns = columns
@@ -68,9 +68,9 @@ class Shape:
         self.schema = pa.schema(fields)
 
     def batches(self, stored: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Rows of the table, of rows as EpochReader and Savepoint give them."""
+        """Yield rows of the table, given plain rows from EpochReader or Savepoint."""
         if self.kind == "operator-list":
-            # Lists of subtasks are few; where an item stands is known when all are there.
+            # Lists of subtasks are small, and positions need all rows.
             whole = _in_order(list(stored))
             stored = [] if whole is None else [whole]
         for batch in stored:
@@ -106,12 +106,12 @@ class Shape:
         return pa.RecordBatch.from_arrays(found, schema=self.schema)
 
     def key_parts(self, keys: pa.Array) -> list[pa.Array]:
-        """The key columns of a column of keys."""
+        """Return the key columns of a column of keys."""
         return list(keys.flatten()) if self._has_parts else [keys]
 
 
 def key_columns(names: list[str], ours: frozenset[str] = OURS) -> list[str]:
-    """What key columns are called: their own names, unless that is one of ours."""
+    """Return the names of the key columns in the table: prefixed if they clash with ours."""
     taken = ours | {name.lower() for name in names}
     found = []
     for name in names:
@@ -124,7 +124,7 @@ def key_columns(names: list[str], ours: frozenset[str] = OURS) -> list[str]:
 
 
 def _in_order(batches: list[pa.RecordBatch]) -> pa.RecordBatch | None:
-    """The lists of subtasks, each in the order of its items."""
+    """Return the lists of subtasks, each in the order of its items."""
     batches = [batch for batch in batches if batch.num_rows]
     if not batches:
         return None
@@ -136,7 +136,7 @@ def _in_order(batches: list[pa.RecordBatch]) -> pa.RecordBatch | None:
 
 
 def _ranks(keys: pa.Array) -> pa.Array:
-    """How many rows of the same key stand before each row. Equal keys stand together."""
+    """Return the position of each row among those of its key. Equal keys are adjacent."""
     numbers = keys.to_numpy(zero_copy_only=False)
     row = np.arange(len(numbers))
     begins = np.concatenate([[True], numbers[1:] != numbers[:-1]])
@@ -145,11 +145,11 @@ def _ranks(keys: pa.Array) -> pa.Array:
 
 
 def times(millis: pa.Array) -> pa.Array:
-    """QueryError for what no column of times can hold: another time would be a lie."""
+    """Return timestamps. QueryError for a time that a timestamp cannot hold."""
     try:
         return pc.multiply_checked(millis, 1000).cast(TIME)
     except pa.ArrowInvalid:
         raise QueryError(
-            "a time lies beyond all that a table can show\n"
+            "a time is out of the range of a timestamp\n"
             f"  found: {pc.min_max(millis)} ms since 1970"
         ) from None

@@ -1,9 +1,9 @@
-"""Where the rows of a table come from: an epoch of a checkpoint, or a savepoint.
+"""The stored states of an epoch or a savepoint, behind one interface.
 
 Always true here:
 - any number of threads may read at once;
-- an epoch stays as long as its states are open, if the checkpoint can be written to; if not,
-  and its files go, that is a StaleEpochError.
+- an epoch is held while its states are open, if the checkpoint can be written to; if not, and
+  its files are removed, reading raises StaleEpochError.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from cairn.storage.store import NotFoundError, Store
 
 
 class About(NamedTuple):
-    """What is known of a state without reading it."""
+    """The facts of a state that are known without reading it."""
 
     scope: Scope
     parallelism: int
     rows: int
-    """Of all states of the operator that lie in the same files."""
+    """Stored rows of all states of the operator in the same files."""
     bytes: int
 
 
 class StoredStates(ABC):
-    """Operators and their states, and the rows of them."""
+    """The operators of an epoch or a savepoint, their states, and rows."""
 
     operators: Mapping[str, Any]
 
@@ -56,11 +56,11 @@ class StoredStates(ABC):
         *,
         ordered: bool,
     ) -> Iterator[pa.RecordBatch]:
-        """Stored rows, of these keys if given (and perhaps of some that are like them)."""
+        """Yield plain rows; with `keys`, at least those of these keys, perhaps a few others."""
 
     @abstractmethod
     def group_rows(self, uid: str, state: str) -> Counter[int]:
-        """Stored rows per key group: about as many as there are to read."""
+        """Return the stored rows per key group, to estimate the cost of reading."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -118,7 +118,7 @@ class EpochStates(StoredStates):
 
     @property
     def hold_path(self) -> str | None:
-        """Of the hold on the epoch, if there is one."""
+        """The path of the hold on the epoch; None without one."""
         return self._reading.hold_path
 
     def close(self) -> None:

@@ -1,13 +1,13 @@
-"""The rows of a state as a table has them, and the rows that are stored: from one to the other.
+"""Convert rows of a table to stored rows of a state, and back.
 
-Tables have the columns that `shape` gives them, `key_group` left out. Where rows of several
-tables meet, each has a rank: what was kept comes first, then what was put in place of it, then
-corrections. The higher one wins its place: an entry of a map, otherwise a key with all it has.
+Tables have the columns of `shape`, without `key_group`. Each row has a rank: kept rows come
+first, then rows that were put, then patches. The highest rank wins a place: an entry of a map,
+otherwise a key with all its rows.
 
 Always true here:
-- `to_plain` gives back the rows that `from_plain` took;
-- of each place there is one word in what comes out; two of one rank are refused;
-- what is stored is in the declared types, keys in the one form in which they are found again.
+- `to_plain` reverses `from_plain`;
+- the result has one row per place; two rows of one rank are refused;
+- stored rows have the declared types, and keys their canonical form.
 """
 
 from __future__ import annotations
@@ -32,48 +32,48 @@ RANK: Final = "_cairn_rank"
 KEPT: Final = 0
 PUT: Final = 1
 PATCH: Final = 2
-"""And more, for each one after the first."""
+"""The rank of the first patch; later ones have higher ranks."""
 COPY: Final = "_cairn_copy"
-"""Of an item that every subtask was handed, its number: `state.PLACE`."""
+"""The number of an item that every subtask got a copy of: `state.PLACE`."""
 _OWN_COPY: Final = -1
 _Flags = npt.NDArray[np.bool_]
 Piece = tuple[pa.RecordBatch, list[Any]]
-"""Rows, and the place of each."""
+"""Rows, and their places."""
 
 
 class TableRows:
-    """One state of an operator, in both forms."""
+    """The rows of one state, in both forms."""
 
     def __init__(self, operator: str, columns: StateColumns, stamp_ms: int | None = None) -> None:
-        """`stamp_ms`: when rows that do not say it were written."""
+        """`stamp_ms`: the write time of rows without `written_at`."""
         self.columns = columns
         self.operator = operator
         self.stamp_ms = stamp_ms
-        # What is said of loops here is never shown: records are a map.
+        # Records of loops are a map, so the scope does not matter here.
         self.shape = Shape(columns, "keyed")
         self.kind = self.shape.kind
         self.key_names = self.shape.key_names
         self.schema = self.shape.schema.remove(0)
-        """What a table of it has, after the key group."""
+        """The columns of its tables, without the key group."""
         fields = {field.name: field.type for field in self.schema}
         more = {COPY: pa.int64()} if self.kind == "operator-list" else {}
         self.staged = pa.schema([*fields.items(), *more.items(), (RANK, pa.int32())])
-        """What rows have on the way, in front of it the key group."""
+        """The columns of staged rows, without the key group."""
 
     @property
     def is_whole(self) -> bool:
-        """A key has all its rows of one table: they are no places of their own."""
+        """True if all rows of a key come from one table, and are one place together."""
         return self.kind in ("list", "operator-list", "timers")
 
     @property
     def order(self) -> list[str]:
-        """The columns that tell the rows of a key apart."""
+        """The columns that distinguish the rows of a key."""
         return [name for name in ("entry", "position", "time") if name in self.schema.names]
 
-    # What is given
+    # Rows of the user
 
     def check(self, given: pa.Schema) -> None:
-        """Refuse columns and types that do not fit."""
+        """Raise if columns or types do not fit."""
         types = {field.name: field.type for field in given}
         known = {field.name: field.type for field in self.schema}
         optional = {
@@ -83,24 +83,24 @@ class TableRows:
         }
         wrong = [f"no column {name!r}" for name in known if name not in {*types, *optional}]
         wrong += [
-            f"a column {name!r}, which is none of its own"
+            f"an unknown column {name!r}"
             for name in types
             if name not in known and name != PARQUET_GROUP
         ]
         for name, type in types.items():
             if name in known and not _fits(type, known[name]):
-                wrong.append(f"{name} {type_ddl(type)}, where it is {type_ddl(known[name])}")
+                wrong.append(f"{name} {type_ddl(type)}, declared as {type_ddl(known[name])}")
         if wrong:
             raise self.refusal(wrong[0], "select and cast the columns to what is expected")
         needs_stamp = self.columns.ttl is not None and "written_at" not in types
         if needs_stamp and self.stamp_ms is None:
             raise self.refusal(
-                "no column 'written_at', and the savepoint has no watermark to take in its place",
-                "say when the values were written: they expire by event time",
+                "no column 'written_at', and the savepoint has no watermark to use instead",
+                "add the time at which values were written: they expire by event time",
             )
 
     def stage(self, given: pa.RecordBatch, rank: int = PUT) -> pa.RecordBatch:
-        """Rows of a table in the declared types, each with its rank, if it has none yet."""
+        """Return rows of a table in the declared types, with `rank` if they have none."""
         count = given.num_rows
         columns = []
         for field in self.staged:
@@ -117,7 +117,7 @@ class TableRows:
         return pa.RecordBatch.from_arrays(columns, schema=self.staged)
 
     def with_groups(self, groups: pa.Array, staged: pa.RecordBatch) -> pa.RecordBatch:
-        """Staged rows with their key groups in front."""
+        """Return staged rows with their key groups as the first column."""
         schema = pa.schema([(PARQUET_GROUP, pa.int32()), *self.staged])
         columns = [groups.cast(pa.int32()), *staged.columns]
         return pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -127,7 +127,7 @@ class TableRows:
         loose = column if column.type == loose_type else column.cast(loose_type)
         if field.type == loose_type:
             return loose
-        # Arrow would let a null pass where NOT NULL is declared, or refuse it under a null struct.
+        # Arrow would accept a null in a NOT NULL field, or refuse it inside a null struct.
         values = codec(field.type)
         try:
             some = values.decode(loose)
@@ -135,13 +135,13 @@ class TableRows:
         except ValueTypeError as error:
             raise self.refusal(str(error), "fill in what is missing") from None
 
-    # From what is stored
+    # From stored rows
 
     def from_plain(self, batch: pa.RecordBatch, rank: int = KEPT) -> pa.RecordBatch:
-        """Plain rows as staged rows of a table."""
+        """Return plain rows as staged rows of a table."""
         if self.kind == "operator-list":
             ranks = pa.array(np.full(batch.num_rows, rank, np.int32))
-            # In a table of it copies cannot be told from others.
+            # A table has no column for the number of a copy.
             columns = [batch["key"], *batch["entry"].flatten(), batch["value"], ranks]
             names = ["subtask", "position", COPY, "value", RANK]
             return pa.RecordBatch.from_arrays(columns, names).select(self.staged.names)
@@ -151,13 +151,13 @@ class TableRows:
         ranks = pa.array(np.full(rows.num_rows, rank, np.int32))
         return pa.RecordBatch.from_arrays([*rows.columns[1:], ranks], schema=self.staged)
 
-    # To what is stored
+    # To stored rows
 
     def to_plain(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Staged rows, with their `key_group` in front, as plain rows.
+        """Yield plain rows, given staged rows with `key_group` as the first column.
 
-        They are sorted by key group, and in it so that those of one place, and of one key,
-        are side by side: the highest rank first, then by position or time.
+        They must be sorted by key group, then by key and place; within a place by descending
+        rank, then by position or time.
         """
         for piece in self._pieces(batches):
             merged = self._merge(*piece)
@@ -165,7 +165,7 @@ class TableRows:
                 yield merged
 
     def _pieces(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Piece]:
-        """Cut anew, so that no place is in two pieces."""
+        """Yield the rows in pieces, with no place in two pieces."""
         held: list[Piece] = []
         for batch in batches:
             if not batch.num_rows:
@@ -185,14 +185,14 @@ class TableRows:
             yield _join(held)
 
     def keys(self, batch: pa.RecordBatch) -> pa.Array:
-        """The key column of rows of a table."""
+        """Return the key column of rows of a table."""
         columns = [batch[name] for name in self.key_names]
         if len(columns) == 1:
             return columns[0]
         return pa.StructArray.from_arrays(columns, fields=list(self.columns.key_type))
 
     def places(self, batch: pa.RecordBatch) -> list[Any]:
-        """Whose each row is, in a form that is equal for equal ones."""
+        """Return the place of each row, in a form that can be compared."""
         keys = self.columns.keys.decode_keys(self.keys(batch))
         if self.kind != "map":
             return keys
@@ -205,12 +205,12 @@ class TableRows:
         runs = np.cumsum(begins) - 1
         ranks = batch[RANK].to_numpy()
         kept = ranks == ranks[begins][runs]
-        said = batch["time" if self.kind == "timers" else "value"]
-        is_null = said.is_null().to_numpy(zero_copy_only=False) & (ranks > KEPT)
+        content = batch["time" if self.kind == "timers" else "value"]
+        is_null = content.is_null().to_numpy(zero_copy_only=False) & (ranks > KEPT)
         self._check(batch, places, runs, kept, is_null)
         kept &= ~is_null
         if self.kind == "timers":
-            kept &= ~_again(runs, _ms_up(batch["time"]))  # Set twice it is one timer.
+            kept &= ~_again(runs, _ms_up(batch["time"]))  # A timer that is set twice is one timer.
         return self._to_stored(batch, places, runs, kept)
 
     def _check(
@@ -257,7 +257,7 @@ class TableRows:
         ms = _ms_up(batch["time"])[given]
         for at_ms in ms[(ms < -MAX_MS) | (ms > MAX_MS)].tolist():
             raise self.refusal(
-                f"a timer at {at_ms} ms, which is never reached",
+                f"a timer at {at_ms} ms, which is out of range",
                 f"set timers up to {MAX_MS} ms, the end of the year 9999",
             )
 
@@ -276,7 +276,7 @@ class TableRows:
     def _to_stored(
         self, batch: pa.RecordBatch, places: list[Any], runs: npt.NDArray[np.int64], kept: _Flags
     ) -> pa.RecordBatch:
-        """Rows that were kept, as plain ones."""
+        """Return the rows that were kept, as plain rows."""
         at = np.flatnonzero(kept)
         rows = batch.take(pa.array(at))
         found: dict[str, pa.Array] = {"value": None} if self.kind == "timers" else {}
@@ -284,7 +284,7 @@ class TableRows:
         found[GROUP] = found[PARQUET_GROUP]
         found["key"] = self.keys(rows)
         if not self.columns.is_ordered_by_arrow:
-            # Floats in one form, as slots have them.
+            # Floats in canonical form, as in slots.
             some = [places[row] for row in at.tolist()]
             if self.kind == "map":
                 assert self.columns.entries is not None
@@ -335,11 +335,11 @@ def _same(left: Any, right: Any) -> bool:
 
 
 def one_batch(table: pa.Table) -> pa.RecordBatch:
-    """All rows in one. What is too much for that would come in parts, each sorted by itself."""
+    """Return a table as one batch, or raise: several batches would be sorted separately."""
     batches = table.combine_chunks().to_batches()
     if len(batches) > 1:
         raise StateSchemaError(
-            f"these rows are too much for one process\n  found: {table.nbytes} bytes\n"
+            f"these rows are too large for one process\n  found: {table.nbytes} bytes\n"
             "  expected: less than 2 GiB of text in a column\n"
             "  next: pass a Spark session to the SavepointWriter, and DataFrames as rows"
         )
@@ -355,14 +355,14 @@ def _join(pieces: list[Piece]) -> Piece:
 
 
 def _again(runs: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]) -> _Flags:
-    """Which rows say the same number as the one before, of the same run."""
+    """Return a mask of rows with the same number as the previous row of their run."""
     found = np.zeros(len(runs), np.bool_)
     found[1:] = (np.diff(runs) == 0) & (np.diff(numbers) == 0)
     return found
 
 
 def _ms_up(times: pa.Array) -> npt.NDArray[np.int64]:
-    """Whole milliseconds, not earlier; a null as anything."""
+    """Return times in milliseconds, rounded up; a null is arbitrary."""
     us: npt.NDArray[np.int64] = times.view(pa.int64()).fill_null(0).to_numpy()
     return -(-us // 1000)
 

@@ -1,16 +1,16 @@
-"""State as tables: of an epoch or a savepoint, typed, by key group, without Spark.
+"""State of an epoch or a savepoint as typed tables, by key group, without Spark.
 
     with open_state("s3://lake/fraud") as source:
         for batch in source.table("score", "total").batches():
             ...
 
 Always true here:
-- all tables of a source are of one committed epoch;
-- savepoint, checkpoint and branch of the same epoch give the same rows;
-- only the key groups, and of keys asked for only the rows, that are needed are read; of a
-  savepoint, whole files of these groups;
-- no code of the user is run: `object` state stays pickled, and the value of aggregating state
-  is what is stored, not its result.
+- all tables of a source belong to one committed epoch;
+- savepoint, checkpoint and branch of the same epoch have the same rows;
+- only the needed key groups are read, and for given keys only their rows; from a savepoint,
+  whole files of these groups;
+- no user code is run: `object` state stays pickled, and aggregating state has its stored value,
+  not its result.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ class StateTable:
     ) -> None:
         self.operator = operator
         self.uid = uid
-        """What the manifest calls it: the operator, or with what scope of it this is."""
+        """The uid in the manifest: the operator, with a suffix for some scopes."""
         self.state = columns.name
         about = states.about(uid, columns.name)
         self.scope: str = about.scope
         self.rows = about.rows
-        """Stored rows of its files, which other states of the operator may share: no more keys
-        and entries than that. Known without reading."""
+        """Stored rows of its files, which other states of the operator may share: an upper bound
+        of its keys and entries, known without reading."""
         self.bytes = about.bytes
-        """Of these files."""
+        """The bytes of these files."""
         self.groups = range(group_count)
         self.columns = columns
         self._states = states
@@ -78,9 +78,9 @@ class StateTable:
         *,
         ordered: bool = True,
     ) -> Iterator[pa.RecordBatch]:
-        """The rows, of some key groups or keys if asked.
+        """Yield the rows, of some key groups or keys if given.
 
-        In the order of key groups, and of keys within one; not `ordered` is faster.
+        They are in the order of key groups and keys; without `ordered` it is faster.
         """
         wanted = self.groups if groups is None else groups
         if keys is None:
@@ -88,7 +88,7 @@ class StateTable:
             yield from self.shape.batches(stored)
             return
         if self.scope in ("feedback", "subtask"):
-            # They are few, and where those of a subtask lie depends on how many there were.
+            # They are few, and their key group depends on the parallelism.
             some = [self._to_stored_key(key) for key in keys]
             yield from self.shape.batches(self._of_keys(wanted, some))
             return
@@ -100,7 +100,7 @@ class StateTable:
             yield from self.shape.batches(self._of_keys(run, some))
 
     def key_group(self, key: Key) -> int:
-        """The key group that a key lies in. QueryError when it does not fit the key columns."""
+        """Return the key group of a key. QueryError if it does not fit the key columns."""
         stored = self._to_stored_key(key)
         if self.scope == "shared":
             return 0
@@ -114,21 +114,21 @@ class StateTable:
         return key_group(parts, self.key_types, len(self.groups))
 
     def parse_key(self, text: str) -> Key:
-        """A key from text: alice, 42, or a JSON array with a value for each key column."""
+        """Parse a key: alice, 42, or a JSON array with a value for each key column."""
         return parse_key(text, self.key_names, self.key_types)
 
     def count_stored_rows(self) -> int:
-        """Rows of this state in its files: no more keys and entries than that."""
+        """Return the rows of this state in its files: an upper bound of its keys and entries."""
         return self._states.group_rows(self.uid, self.state).total()
 
     def splits(self, count: int) -> list[range]:
-        """At most `count` ranges of key groups with about as many rows each."""
+        """Return up to `count` ranges of key groups with about equally many rows."""
         rows = self._states.group_rows(self.uid, self.state)
         per_group = np.array([rows[group] for group in self.groups], np.float64)
         total = per_group.sum()
         if count <= 1 or not total:
             return [self.groups]
-        # A group belongs to the part that its middle lies in.
+        # A group belongs to the part that contains its middle.
         middle = np.cumsum(per_group) - per_group / 2
         part = np.minimum((middle * count / total).astype(np.int64), count - 1)
         starts = [0, *(np.flatnonzero(part[1:] != part[:-1]) + 1).tolist(), len(self.groups)]
@@ -145,7 +145,7 @@ class StateTable:
         whole = key[0] if len(key) == 1 else key
         try:
             stored = None if whole is None else self.columns.keys.normalise_key(whole)
-            self.columns.keys.encode([stored])  # Where numbers that are too large are found.
+            self.columns.keys.encode([stored])  # Raises for numbers that are too large.
             return stored
         except (ValueTypeError, OverflowError) as error:
             raise QueryError(
@@ -155,7 +155,7 @@ class StateTable:
             ) from None
 
     def _of_keys(self, groups: range, keys: list[Any]) -> Iterator[pa.RecordBatch]:
-        """Stored rows of these keys and no others."""
+        """Yield the plain rows of these keys."""
         type, codec = self.columns.key_type, self.columns.keys
         is_found_by_arrow = is_plain(type)
         given = None
@@ -187,7 +187,7 @@ class StateSource:
         self.kind: Literal["epoch", "savepoint"] = kind
         self.epoch = epoch
         self.wall_ms = wall_ms
-        """When the epoch was committed, or the savepoint made."""
+        """The time at which the epoch was committed, or the savepoint written."""
         self.job = job
         self.max_parallelism = max_parallelism
         self.states = states
@@ -205,12 +205,12 @@ class StateSource:
         self.states.close()
 
     def tables(self) -> list[StateTable]:
-        """All there are, in the order of the job."""
+        """Return all tables, in the order of the job."""
         operators = self.states.operators
         return [self._table(uid, name) for uid in operators for name in operators[uid].states]
 
     def table(self, operator: str, state: str) -> StateTable:
-        """One of them. StateNotFoundError names those that there are."""
+        """Return one table. StateNotFoundError lists the existing ones."""
         operators = self.states.operators
         uid = uid_with_state(operators, operator, state)
         if uid not in operators or state not in operators[uid].states:
@@ -224,7 +224,7 @@ class StateSource:
         )
 
     def _operator(self, uid: str, state: str) -> str:
-        """The operator's own name, unless several scopes of it have such a state."""
+        """Return the operator's own name, unless several of its scopes have such a state."""
         operators = self.states.operators
         name = uid.split(":")[0]
         having = [
@@ -237,19 +237,19 @@ class StateSource:
         known = [f"{self._operator(u, s)}.{s}" for u in operators for s in operators[u].states]
         what = f"the savepoint of epoch {self.epoch}" if self.kind == "savepoint" else ""
         return StateNotFoundError(
-            f"there is no state {operator}.{state} in {what or f'epoch {self.epoch}'}\n"
-            f"  of: {self.url}\n  found: {', '.join(known) or 'no state at all'}\n"
-            "  next: ask for one of these",
+            f"no state {operator}.{state} in {what or f'epoch {self.epoch}'}\n"
+            f"  url: {self.url}\n  found: {', '.join(known) or 'no state at all'}\n"
+            "  next: use one of these names",
             operator=operator,
             state=state,
         )
 
 
 def open_state(at: str | Store, epoch: int | None = None, *, hold_ms: int = READ_MS) -> StateSource:
-    """The state at a checkpoint, a branch or a savepoint; of its newest epoch, or of another.
+    """Open the state of a checkpoint, a branch or a savepoint; by default the newest epoch.
 
-    The epoch is held for as long as the source is open. `hold_ms`: how long at most after a
-    reader has gone without a word; with 0 nothing is written, and the epoch is not held.
+    The epoch is held while the source is open, and at most `hold_ms` after its reader died; with
+    0 nothing is written, and the epoch is not held.
     """
     store = at if isinstance(at, Store) else _store_at(at)
     url = store.url
@@ -271,7 +271,7 @@ def open_state(at: str | Store, epoch: int | None = None, *, hold_ms: int = READ
 
 
 def open_epoch(store: Store, epoch: Epoch, max_parallelism: int) -> StateSource:
-    """The state of an epoch that somebody else holds: a worker's part of what is read."""
+    """Open the state of an epoch that another process holds, in a worker."""
     return StateSource(
         store.url,
         EpochStates(store, Unheld(store, epoch)),
@@ -288,7 +288,7 @@ def _open_saved(url: str, epoch: int | None) -> StateSource:
     info = savepoint.info
     if epoch is not None and epoch != info.epoch:
         raise StaleEpochError(
-            f"the savepoint at {url} is of another epoch\n  expected: {epoch}\n"
+            f"the savepoint at {url} has another epoch\n  expected: {epoch}\n"
             f"  found: {info.epoch}\n  next: leave the epoch out",
             epoch=epoch,
         )
@@ -311,26 +311,26 @@ def _store_at(url: str) -> Store:
     except ValueError as error:
         raise RestoreError(str(error), url=url) from None
     if is_being_removed(store):
-        raise _nothing_at(url, "what an interrupted removal has left")
+        raise _nothing_at(url, "the rest of an interrupted removal")
     return store
 
 
 def _nothing_at(url: str, found: str) -> RestoreError:
     return RestoreError(
-        f"there is no state at {url}\n  found: {found}\n"
+        f"no state at {url}\n  found: {found}\n"
         "  next: give the checkpoint= that the job was started with, or a savepoint's folder",
         url=url,
     )
 
 
 def _group_count(reading: Reading) -> int:
-    """Where job.json is lost: as many key groups as the operators have."""
+    """Return the number of key groups without job.json: the highest of all operators."""
     operators = reading.epoch.operators.values()
     return max((part.groups.stop for each in operators for part in each.ranges), default=1)
 
 
 def _runs(groups: list[int]) -> Iterator[range]:
-    """Key groups that follow each other, as ranges."""
+    """Yield the ranges of consecutive key groups."""
     start = 0
     for at in range(1, len(groups) + 1):
         if at == len(groups) or groups[at] != groups[at - 1] + 1:

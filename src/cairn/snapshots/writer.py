@@ -1,13 +1,13 @@
-"""Write a savepoint that is made of another one and of tables.
+"""Write a savepoint from another one and from tables.
 
-States nobody touched are copied file by file. Of all others the rows, of before and given, are
-brought into the order of key groups and written anew: here, or wherever a `Rewriter` does it.
+Unchanged states are copied file by file. For the others, kept and given rows are sorted by key
+group and written again, in this process or by a `Rewriter`.
 
 Always true here:
-- what is kept is read from files whose bytes were checked;
-- a row lies in the key group that its key has among as many as the new savepoint has; what
-  subtasks or all of them share, where a job looks for it;
-- the earliest timers are told only if they are known; otherwise the job finds them.
+- kept rows are read from files whose bytes were checked;
+- a row is in the key group of its key in the new savepoint; lists of subtasks and shared state
+  are where a job reads them;
+- the earliest timers are stored only if they are known; otherwise the job finds them.
 """
 
 from __future__ import annotations
@@ -48,30 +48,30 @@ from cairn.storage.store import open_store
 
 _EPOCH_FOLDER: Final = "base"
 NOTHING_READ: Final = -1
-"""In place of a batch: Spark has read nothing, the sources begin at their beginning."""
+"""Stands for a batch: Spark has read nothing, all sources start at their beginning."""
 
 
 @dataclass(frozen=True)
 class StateTask:
-    """One state to be written. Can be pickled: executors do it, part by part."""
+    """One state to be written. It can be pickled for executors, which write it in parts."""
 
     uid: str
     name: str
     decl: StateDecl
     key_types: dict[str, str]
     by_key: bool
-    """Its rows are in the groups of their keys; otherwise in those of subtasks, or all in one."""
+    """Rows are in the groups of their keys; otherwise in those of subtasks, or all in one."""
     parallelism: int
-    """Of the subtasks; 1 where all share it."""
+    """The number of subtasks; 1 for state that all share."""
     group_count: int
     stamp_ms: int | None
     dest_url: str
     kept: tuple[str, str, str] | None = None
-    """Savepoint, operator and state whose rows it has."""
+    """The savepoint, operator and state whose rows it keeps."""
     kept_group_count: int = 0
-    """Of that savepoint."""
+    """The number of key groups in that savepoint."""
     first_rank: int = PUT
-    """Of the first table that is given."""
+    """The rank of the first table that is given."""
 
     @property
     def rows(self) -> TableRows:
@@ -79,7 +79,7 @@ class StateTask:
         return TableRows(self.uid, columns, self.stamp_ms)
 
     def read_kept_rows(self, groups: range | None = None) -> Iterator[pa.RecordBatch]:
-        """The rows that are kept, staged; `groups` are those of the savepoint they are in."""
+        """Yield the kept rows, staged; `groups` are key groups of their own savepoint."""
         if self.kept is None:
             return
         url, uid, name = self.kept
@@ -90,7 +90,7 @@ class StateTask:
     def write(
         self, batches: Iterable[pa.RecordBatch], put: Put, folder: str, part: str = ""
     ) -> list[SavedStateFile]:
-        """Staged rows in order (see `TableRows.to_plain`), as files of the savepoint."""
+        """Write staged rows, in order (see `TableRows.to_plain`), as files of the savepoint."""
         rows = self.rows
         writer = StateWriter(put, self.uid, rows.columns, folder, part=part)
         for batch in rows.to_plain(batches):
@@ -99,22 +99,22 @@ class StateTask:
 
 
 class Rewriter(Protocol):
-    """Who knows the tables that were given."""
+    """Reads given tables, and may write states elsewhere."""
 
     def collect(self, given: Any) -> pa.Table:
-        """A table, of state that is little."""
+        """Return a given table, of a small state."""
         ...
 
     def rewrite(self, task: StateTask, given: Sequence[Any]) -> list[SavedStateFile] | None:
-        """Write a state of keys; None: it is to be done here."""
+        """Write a keyed state; None leaves it to the caller."""
         ...
 
 
 class Here:
-    """Everything in this process; tables are Arrow's."""
+    """Does all work in this process; tables are Arrow tables."""
 
     def collect(self, given: Any) -> pa.Table:
-        assert isinstance(given, pa.Table), "what is no table is collected by somebody else"
+        assert isinstance(given, pa.Table), "other tables need another Rewriter"
         return given
 
     def rewrite(self, task: StateTask, given: Sequence[Any]) -> list[SavedStateFile] | None:
@@ -122,7 +122,7 @@ class Here:
 
 
 def write_draft(draft: Draft, dest_url: str, rewriter: Rewriter | None = None) -> SavepointInfo:
-    """Write it to an empty folder. The draft can be written again."""
+    """Write a draft to an empty folder. It can be written again."""
     draft.check_complete()
     savepoint_id = str(uuid.uuid4())
     now_ms = time.time_ns() // 1_000_000
@@ -135,7 +135,7 @@ def write_draft(draft: Draft, dest_url: str, rewriter: Rewriter | None = None) -
     try:
         with tempfile.TemporaryDirectory(prefix="cairn-savepoint-") as folder:
             if isinstance(edited, EditedEpoch):
-                # Inside the unfinished one: whatever happens, nobody takes it for a savepoint.
+                # Inside the unfinished savepoint, so that it is never used as one.
                 epoch_url = f"{dest.store.url}/{_EPOCH_FOLDER}"
                 write_savepoint(
                     edited.store,
@@ -167,7 +167,7 @@ def write_draft(draft: Draft, dest_url: str, rewriter: Rewriter | None = None) -
 def _info(
     draft: Draft, edited: Savepoint | None, savepoint_id: str, created_ms: int
 ) -> SavepointInfo:
-    """What is known before the first row."""
+    """Return the facts that are known before the first row."""
     if edited is None:
         return SavepointInfo(
             id=savepoint_id,
@@ -194,7 +194,7 @@ def _info(
 
 
 class _Writing:
-    """The states of one draft on their way to a destination."""
+    """Writes the states of one draft to a destination."""
 
     def __init__(
         self,
@@ -244,7 +244,7 @@ class _Writing:
         )
 
     def _subtasks(self, tables: list[pa.Table]) -> int:
-        """How many subtasks these tables name."""
+        """Return the number of subtasks in these tables."""
         count = 0
         for table in tables:
             if "subtask" not in table.column_names or not table.num_rows:
@@ -253,7 +253,7 @@ class _Writing:
             low, high = int(numbers.min(initial=0)), int(numbers.max(initial=0))
             if low < 0 or high >= self._draft.group_count:
                 raise StateSchemaError(
-                    f"there is no subtask {low if low < 0 else high}\n"
+                    f"subtask {low if low < 0 else high} is out of range\n"
                     f"  expected: 0 to {self._draft.group_count - 1}, as max_parallelism is "
                     f"{self._draft.group_count}\n  next: number the subtasks from 0 on"
                 )
@@ -320,7 +320,7 @@ class _Writing:
 
 
 def in_order(task: StateTask, staged: pa.RecordBatch) -> pa.RecordBatch:
-    """Staged rows with their key groups in front, as `TableRows.to_plain` wants them."""
+    """Return staged rows with their key groups, in the order for `TableRows.to_plain`."""
     rows = task.rows
     keys = rows.keys(staged)
     groups = _groups(task, keys)
@@ -346,6 +346,6 @@ def _groups(task: StateTask, keys: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def _number(values: list[Any]) -> npt.NDArray[np.int64]:
-    """Equal ones have equal numbers."""
+    """Return a number for each value, equal for equal values."""
     numbers: dict[Any, int] = {}
     return np.array([numbers.setdefault(v, len(numbers)) for v in values], np.int64)

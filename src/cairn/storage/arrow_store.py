@@ -1,12 +1,12 @@
 """HDFS and its like as a store: files that can be renamed, through `pyarrow.fs`.
 
-Only sinks write there. A checkpoint needs a put-if-absent with one winner, and `pyarrow.fs`
-has none: its streams replace what is there.
+Only sinks write there. A checkpoint needs put-if-absent with one winner. `pyarrow.fs` does not
+offer it: its streams replace existing files.
 
 Always true here:
-- a file is written under a hidden name and renamed, so it is seen whole or not at all;
-- a file that is there stays as it is: names are by content, and a mark says one thing only;
-- whatever would need a single winner is refused, never imitated.
+- a file is written under a hidden name and renamed, so readers see all of it or nothing;
+- an existing file is never changed: names come from content, and marks have fixed content;
+- operations that need a single winner are refused, never imitated.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _COPY_CHUNK_BYTES: Final = 4 << 20
 
 
 def open_filesystem(url: str) -> tuple[Any, str]:
-    """The file system of a url, and the path of the url in it."""
+    """Return the file system of a url, and the path in it."""
     try:
         filesystem, path = pafs.FileSystem.from_uri(url)
     except (OSError, ImportError) as error:
@@ -45,7 +45,7 @@ def open_filesystem(url: str) -> tuple[Any, str]:
 
 
 class ArrowStore(Store):
-    """A folder in a file system of `pyarrow.fs`."""
+    """A folder in a `pyarrow.fs` file system."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
@@ -120,7 +120,7 @@ class ArrowStore(Store):
     def _infos(self, prefix: str) -> Iterator[tuple[str, Any]]:
         folder = f"{self._root}/{prefix.rstrip('/')}".rstrip("/")
         selector = pafs.FileSelector(folder, allow_not_found=True, recursive=True)
-        # File systems differ in whether the paths they give begin with a slash.
+        # Some file systems return paths with a leading slash, others without.
         root = self._root.strip("/")
         for info in self._fs.get_file_info(selector):
             if info.type == pafs.FileType.File:
@@ -157,8 +157,8 @@ class ArrowStore(Store):
         try:
             self._fs.move(source, target)
         except OSError:
-            # HDFS does not rename onto a file that is there. It says the same: were it deleted
-            # first, a driver that dies then would have undone what another has published.
+            # HDFS does not rename onto an existing file. The existing one has the same content.
+            # Deleting it first would unpublish it, if this process died right after.
             if not self._is_file(target):
                 raise
             if self._is_file(source):

@@ -1,11 +1,11 @@
-"""Check that a store keeps put-if-absent, on which the whole log rests.
+"""Check that the store honours put-if-absent, which the log depends on.
 
-Of two drivers that want the same number, the store lets one win. A store that ignores the
-condition, and takes both, would let two drivers lead a job at once.
+When two drivers create the same number, the store must let one win. A store that ignores the
+condition and accepts both would let two drivers lead a job at once.
 
 Always true here:
 - the check changes nothing in a checkpoint that this driver leads;
-- a store that could not be reached is not taken for one that keeps the condition.
+- a store that cannot be reached is not assumed to honour the condition.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cairn.storage.manifest import Takeover, encode_record
 def check_conditional_put(
     log: Log, takeover: Takeover, *, sleep: Callable[[float], None] = time.sleep
 ) -> None:
-    """Put a driver's takeover again, with the same bytes, and require that the store refuses it."""
+    """Put a driver's takeover a second time; the store must refuse it."""
     path, data = record_path(takeover.number), encode_record(takeover)
     url = log.store.url
     cause: Exception | None = None
@@ -37,7 +37,7 @@ def check_conditional_put(
         if not has_put:
             return
         if log.newest_number() != takeover.number:
-            # This driver slept until its takeover was retired and gone: the store did no wrong.
+            # This driver slept until its takeover was retired and removed. The store is fine.
             raise CommitConflictError(
                 f"another driver has taken over since record {takeover.number}\n"
                 f"  checkpoint: {url}\n"

@@ -1,7 +1,7 @@
-"""Files on a local disk that survive a power cut: fsync of the file, then of its folder.
+"""Write local files that survive a power cut: fsync of the file, then of its folder.
 
-A file gets its content under a hidden name beside its own; who gives it its name decides what
-happens where there is one already.
+Content is written under a hidden name beside the target. The caller renames it, and so decides
+what happens to an existing file.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ _TEMPORARY: Final = re.compile(r"\.(.+)\.[0-9a-f]{32}#0")
 
 
 def temporary_path(target: str) -> str:
-    """A hidden name beside the target. `#` makes obstore's own listing skip it too."""
+    """Return a hidden name beside the target. `#` makes obstore's listing skip it too."""
     folder, name = os.path.split(target)
     return os.path.join(folder, f".{name}.{uuid.uuid4().hex}#0")
 
 
 def target_of_temporary(path: str) -> str | None:
-    """The target of a temporary file, by its name; None when it is none."""
+    """Return the target of a temporary file by its name; None for other files."""
     folder, name = os.path.split(path)
     found = _TEMPORARY.fullmatch(name)
     return os.path.join(folder, found[1]) if found else None
 
 
 def write_temporary(target: str, fill: Callable[[int], None]) -> str:
-    """A durable hidden file beside the target."""
+    """Write a durable hidden file beside the target, and return its path."""
     temporary = temporary_path(target)
     file = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
     try:
@@ -46,28 +46,28 @@ def write_temporary(target: str, fill: Callable[[int], None]) -> str:
 
 
 def write_all(file: int, data: bytes) -> None:
-    """All of it: a single write may take less."""
+    """Write all bytes: a single `os.write` may write fewer."""
     rest = memoryview(data).cast("B")
     while rest:
         rest = rest[os.write(file, rest) :]
 
 
 def copy_all(file: int, local_file: str) -> None:
-    """The content of a local file, a piece at a time."""
+    """Copy the content of a local file into an open one."""
     with open(local_file, "rb", buffering=0) as source:
         while chunk := source.read(_COPY_CHUNK_BYTES):
             write_all(file, chunk)
 
 
 def make_folders(root: str, folder: str) -> None:
-    """A folder below `root`, and those between the two."""
+    """Make a folder below `root`, and those between the two."""
     missing = []
     while len(folder) > len(root) and not os.path.isdir(folder):
         missing.append(folder)
         folder = os.path.dirname(folder)
     for path in reversed(missing):
         os.makedirs(path, exist_ok=True)
-        # A new folder is an entry of its parent: without this it may be gone after a power cut.
+        # The parent lists the new folder: without this a power cut may lose it.
         fsync_folder(os.path.dirname(path))
 
 

@@ -1,11 +1,11 @@
-"""What went wrong in a job, kept beside its epochs: `failures/<wall_ms>-<id>.json`.
+"""Note the failures of a job beside its epochs: `failures/<wall_ms>-<count>-<id>.json`.
 
-An epoch that fails is tried again, so one cause has one file that counts the attempts; it says
-whether the run has ended with it.
+An epoch that fails is tried again, so one cause has one file. The file counts the attempts and
+records if the run ended with this failure.
 
 Always true here:
-- telling of a failure never waits for the store, and never hides the failure;
-- of one cause in one epoch there is one file.
+- noting a failure never waits for the store, and never hides the failure;
+- each cause in an epoch has one file.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class FailureNote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failures:
-    """Writes down what fails in one run, on threads of its own."""
+    """Notes the failures of one run, on background threads."""
 
     def __init__(self, store: Store, job: str) -> None:
         self._store = store
@@ -59,13 +59,13 @@ class Failures:
         self._writer: threading.Thread | None = None
 
     def note(self, error: BaseException, epoch: int, attempt: int) -> None:
-        """An attempt at an epoch has failed, the first one being 1."""
+        """Note that an attempt at an epoch failed; the first attempt is 1."""
         self._note(error, epoch, attempts=attempt)
 
     def note_end(self, error: BaseException, epoch: int) -> None:
-        """The run has failed with it. Waits a little, as the process may end next."""
+        """Note that the run failed with this error. Waits a little, as the process may end next."""
         if isinstance(error, CommitConflictError):
-            return  # The checkpoint is another driver's by now, or is being removed.
+            return  # The checkpoint belongs to another driver by now, or is being removed.
         self._note(error, epoch, ended_run=True)
         self.settle()
 
@@ -76,7 +76,7 @@ class Failures:
         return 0 if current is None or current[1].epoch <= number else current[1].attempts
 
     def settle(self) -> None:
-        """Wait, within bounds, for what is being written."""
+        """Wait a few seconds for notes that are being written."""
         writer = self._writer
         if writer is not None:
             writer.join(SETTLE_S)
@@ -88,7 +88,7 @@ class Failures:
             if self._current is not None and _is_same(self._current[1], failure):
                 name, failure = self._current
             else:
-                # Several may fall into one millisecond; the count keeps them in order.
+                # The count orders failures of the same millisecond.
                 count = next(self._count)
                 name = f"{failure.wall_ms:013d}-{count:06d}-{uuid.uuid4().hex[:12]}"
             failure = msgspec.structs.replace(failure, **more)
@@ -106,7 +106,7 @@ class Failures:
 
 
 def describe_failure(error: BaseException, job: str) -> FailureNote:
-    """Return what is known of a failure."""
+    """Return the facts of a failure."""
     given = error.facts if isinstance(error, CairnError) else {}
     trace = given.get("traceback") or given.get("text")
     if not trace:

@@ -1,13 +1,13 @@
-"""Segments: the rows of a delta or a base, by state and key group, checked on every read.
+"""Segments: the rows of a delta or a base, by state and key group, verified on every read.
 
     magic | blocks | index | trailer
 
-A block is one Arrow record batch (an IPC message) and can be read on its own. It holds a
-run of whole key groups, about BLOCK_ROWS_MAX rows; a group bigger than that has several
-blocks to itself. The index (msgpack) says what is where; the trailer finds the index.
+A block is one Arrow record batch (an IPC message) and can be read on its own. It holds
+consecutive whole key groups of about BLOCK_ROWS_MAX rows; a larger group has several blocks
+of its own. The index (msgpack) locates the blocks, the trailer locates the index.
 
 Always true here:
-- equal rows give equal bytes, however the Arrow arrays were built: an id names content;
+- equal rows give equal bytes, however the Arrow arrays were built: the id names the content;
 - the id is a digest of the index, and the index has the checksum of every block;
 - a reader returns rows that were verified, or raises CorruptFileError.
 """
@@ -32,7 +32,7 @@ from cairn.storage.store import NotFoundError, Store, other_store
 MAGIC: Final = b"CAIRNSG1"
 GROUP_COLUMN: Final = "group"
 BLOCK_ROWS_MAX: Final = 1 << 16
-# The end of a segment is read in one go; small segments are thereby read whole.
+# The end of a segment is read at once, and with it the whole of a small segment.
 TAIL_BYTES: Final = 64 << 10
 # Reading a gap this small costs less than another request.
 GAP_BYTES_MAX: Final = 64 << 10
@@ -143,7 +143,7 @@ def encode_segment(
 
 
 class SegmentWriter:
-    """Writes a segment to a file as the rows come, holding about one block in memory.
+    """Writes a segment while rows arrive, with about one block in memory.
 
     Call `begin_state` for each state, `write` its batches in ascending group order, then
     `finish`. The bytes do not depend on how the rows were cut into batches.
@@ -182,7 +182,7 @@ class SegmentWriter:
         if any(state.name == name for state in self._states):
             raise ValueError(f"state {name!r} is written twice")
         self._name = name
-        # Schema metadata (of pandas, of Spark) is no content and must not change the id.
+        # Schema metadata (from pandas, from Spark) must not change the id.
         self._schema = schema.remove_metadata()
         self._blocks: list[Block] = []
         self._counts: dict[int, int] = {}
@@ -238,7 +238,7 @@ class SegmentWriter:
         self._name = None
 
     def _cut(self, *, closed: bool) -> None:
-        """Write what is certain to be a block; while not `closed`, the last group may go on."""
+        """Write the complete blocks. Unless `closed`, more rows of the last group may follow."""
         if not self._pending:
             return
         rows = pa.concat_batches(self._pending) if len(self._pending) > 1 else self._pending[0]
@@ -256,7 +256,7 @@ class SegmentWriter:
                 start += BLOCK_ROWS_MAX
                 self._big_group = int(groups[end - 1])
             if start < end and not is_open and int(groups[end - 1]) == self._big_group:
-                # The rest of a big group: alone, like the group's other blocks.
+                # The rest of a large group gets its own block, like its other rows.
                 self._block(rows, start, end)
                 start = end
         if closed and start < len(groups):
@@ -282,7 +282,7 @@ class SegmentWriter:
 
 
 class SegmentReader:
-    """Reads a segment by ranges: the index first, then only the blocks that are asked for."""
+    """Reads the index of a segment, then only the blocks that are needed."""
 
     def __init__(
         self, read_range: ReadRange, length: int, name: str, expected_id: str | None = None
@@ -313,7 +313,7 @@ class SegmentReader:
         self.close()
 
     def close(self) -> None:
-        """Nothing is held open between reads; here for readers that do."""
+        """Do nothing: no file stays open between reads. Other readers need it."""
 
     @property
     def states(self) -> list[str]:
@@ -323,7 +323,7 @@ class SegmentReader:
         return pa.ipc.read_schema(pa.py_buffer(self._states[state].schema))
 
     def read(self, state: str, groups: range | None = None) -> list[pa.RecordBatch]:
-        """The rows of these key groups, in order. A state that is not here has no rows."""
+        """Return the rows of these key groups, in order; none for an unknown state."""
         index = self._states.get(state)
         if index is None:
             return []
@@ -350,7 +350,7 @@ class SegmentReader:
         return batches
 
     def verify(self) -> None:
-        """Read and check everything."""
+        """Read and check all blocks."""
         self._check_header()
         for state in self._states:
             self.read(state)
@@ -360,7 +360,7 @@ class SegmentReader:
         if magic != MAGIC:
             raise self._corrupt("trailer", f"it ends with {magic!r}, not {MAGIC!r}")
         if offset < len(MAGIC) or offset + length + _TRAILER.size != self._length:
-            raise self._corrupt("trailer", "it points to no index")
+            raise self._corrupt("trailer", "it does not point to the index")
         if offset >= self._tail_offset:
             data = self._tail[offset - self._tail_offset : -_TRAILER.size]
         else:
@@ -405,7 +405,7 @@ class SegmentReader:
         except NotFoundError as error:
             raise self._corrupt(what, "the file is missing") from error
         if len(data) != length:
-            raise self._corrupt(what, f"{len(data)} bytes came of {length} from {offset} on")
+            raise self._corrupt(what, f"read {len(data)} of {length} bytes at offset {offset}")
         return data
 
     def _corrupt(self, what: str, why: str) -> CorruptFileError:
@@ -419,12 +419,12 @@ class SegmentReader:
 
 
 def store_of(store: Store, ref: FileRef) -> Store:
-    """Where a file lies: in this checkpoint, or in the one it was branched from."""
+    """Return the store that holds a file: this checkpoint's, or that of a branch's parent."""
     return other_store(ref.store) if ref.store else store
 
 
 def open_segment(store: Store, ref: FileRef) -> SegmentReader:
-    """A reader for a segment of a manifest; it must be exactly the one the manifest names."""
+    """Open a segment of a manifest. CorruptFileError if it has another id."""
     store = store_of(store, ref)
     return SegmentReader(
         lambda offset, length: store.get_range(ref.path, ref.offset + offset, length),
@@ -443,7 +443,7 @@ def _groups_of(batch: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.int32]]:
 
 
 def _run_ends(groups: np.ndarray[Any, np.dtype[np.int32]]) -> list[int]:
-    """Where each run of equal groups ends."""
+    """Return the end of each run of equal groups."""
     return [*(np.flatnonzero(groups[1:] != groups[:-1]) + 1).tolist(), len(groups)]
 
 
@@ -456,18 +456,18 @@ def _index_id(data: bytes) -> str:
 
 
 def _canonical(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The same rows in the one way Arrow can hold them that depends on nothing but the rows.
+    """Return the same rows in a form that depends on the rows alone.
 
-    Slices carry bits of their neighbours, and slots under a null hold anything at all;
-    both would change the bytes and so the id.
+    Slices carry bits of their neighbours, and values under a null are arbitrary; both would
+    change the bytes, and so the id.
     """
     columns = [_fresh(column) for column in batch.columns]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _fresh(array: pa.Array) -> pa.Array:
-    # take() builds new arrays, with zeros or nothing under each null, but looks at the nulls
-    # of one level only: what lies under a null struct is copied as it is.
+    # take() builds new arrays with zeros under each null, but for one level of nulls only:
+    # the fields of a null struct are copied unchanged.
     if pa.types.is_dictionary(array.type):
         raise ValueError("dictionary-encoded columns cannot be stored: decode them first")
     array = array.take(pa.array(np.arange(len(array), dtype=np.int32)))

@@ -1,23 +1,21 @@
-"""Holds: what others need kept of a checkpoint, said by a file in its `holds/` folder.
+"""Holds: files in `holds/` that keep parts of a checkpoint from being collected.
 
-A hold names epochs, which then stay in the log, or objects, which then stay though no
-record names them any more. A branch holds the objects it shares with the checkpoint it was
-made from: `holds/branch-<job id of the branch>.json`.
+A hold lists epochs, which stay in the log, or objects, which stay when no record lists them any
+more. A branch holds the objects it shares with the checkpoint it was made from:
+`holds/branch-<job id of the branch>.json`.
 
-Whoever writes a hold looks afterwards whether what it holds has been retired meanwhile. The
-collector reads holds after it has retired something, and before it removes anything. So
-one of the two always sees the other.
+The writer of a hold checks afterwards if its epoch or objects were retired meanwhile. The
+collector reads holds after it has retired something, and before it removes anything. So one of
+the two always sees the other.
 
-Who only reads may be gone any moment, without a word: such a hold says until when it counts,
-and the collector removes it after that.
+A reader may die at any moment. Its hold has an end, after which the collector removes it.
 
-A reader's hold is never written again: to go on it writes another, under a new name, and removes
-the first one after that. So one that was read once need not be read again, and one that is
-about to be removed, because it is over, is nobody's.
+A reader's hold is never overwritten: to renew it, the reader writes another under a new name and
+then removes the first. So the collector reads each file once, and never removes one in use.
 
 Always true here:
-- holds are read as they were at one moment, even when one is written while another is read;
-- of a hold that gives way to another one of the two is seen;
+- holds are read as of one moment, even when one is written while another is read;
+- when one hold replaces another, at least one of the two is seen;
 - a hold that cannot be read is an error, never an empty hold;
 - a branch's hold only ever shrinks.
 """
@@ -43,40 +41,40 @@ _GRACE_MS: Final = 60_000
 
 
 class Hold(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file in `holds/` says. The rest tells people who still needs it."""
+    """A file in `holds/`. `url` and `by` show people who needs it."""
 
     epochs: list[int] = []
     paths: list[str] = []
     url: str = ""
-    """Of the branch."""
+    """The branch that needs the objects."""
     by: str = ""
     """The process that holds an epoch while it reads it: "pid 17 on host"."""
     until_ms: int = 0
-    """It counts until then; 0: until it is removed."""
+    """The end of the hold; 0: it lasts until it is removed."""
 
     def is_over(self, now_ms: int) -> bool:
-        """Whether it counts no more. Clocks of two machines may differ by the grace."""
+        """True if the hold has ended. Clocks of two machines may differ by the grace."""
         return 0 < self.until_ms < now_ms - _GRACE_MS
 
 
 class Holds(NamedTuple):
-    """Everything that is held."""
+    """All epochs and objects that are held."""
 
     epochs: frozenset[int]
     paths: frozenset[str]
 
 
 Known = dict[StoredObject, Hold]
-"""Holds of readers that were read before."""
+"""Readers' holds that were read before."""
 
 
 class Found(NamedTuple):
-    """All holds that count, by path, and the listing they were read from."""
+    """The holds in force, by path, and the listing they were read from."""
 
     listing: list[StoredObject]
     holds: dict[str, Hold]
     over: Sequence[str] = ()
-    """The paths of those that count no more."""
+    """The paths of holds that have ended."""
 
     @property
     def all(self) -> Holds:
@@ -86,7 +84,7 @@ class Found(NamedTuple):
         )
 
     def is_one_over(self, now_ms: int) -> bool:
-        """Whether one of those that counted when they were read counts no more."""
+        """True if one of the holds has ended since they were read."""
         return any(hold.is_over(now_ms) for hold in self.holds.values())
 
 
@@ -95,25 +93,25 @@ def branch_hold_path(job_id: str) -> str:
 
 
 def branch_of_hold(path: str) -> str | None:
-    """The job id of the branch that a hold belongs to; None when it is no branch's."""
+    """Return the job id of the branch that a hold belongs to; None for other holds."""
     match = _BRANCH.fullmatch(path)
     return match[1] if match else None
 
 
 def reader_hold_path() -> str:
-    """Where nobody has written yet."""
+    """Return a new path for a reader's hold."""
     return f"{_READER}{uuid.uuid4().hex}.json"
 
 
 def read_holds(store: Store, now_ms: int | None = None, known: Known | None = None) -> Holds:
-    """Everything that `holds/` asks to keep."""
+    """Return all epochs and objects that are held."""
     return find_holds(store, now_ms, known).all
 
 
 def find_holds(store: Store, now_ms: int | None = None, known: Known | None = None) -> Found:
-    """All holds. CorruptFileError when one of them cannot be read.
+    """Return all holds. CorruptFileError when one of them cannot be read.
 
-    `known` are those of readers that the same caller has read before; it is kept up to date.
+    `known` has readers' holds that the same caller has read before, and is updated.
     """
     known = {} if known is None else known
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
@@ -129,16 +127,16 @@ def find_holds(store: Store, now_ms: int | None = None, known: Known | None = No
             holds[found.path] = hold
             if found.path.startswith(_READER):
                 known[found] = hold
-        # A branch of a branch writes its hold here before that branch gives up its own. Whoever
-        # lists before the one and reads after the other would see neither.
+        # A branch of a branch writes its hold here before that branch gives up its own. A listing
+        # from before the one and reads from after the other would show neither.
         again = store.list(HOLDS_FOLDER) if listing else listing
         if not is_one_gone and _lasting(again) == _lasting(listing):
             break
         listing = again
     else:
         raise RestoreError(
-            f"holds come and go faster than they can be read\n  of: {store.url}\n"
-            "  next: nothing is collected until it is tried again"
+            f"holds change faster than they can be read\n  checkpoint: {store.url}\n"
+            "  next: nothing is collected now; the next epoch tries again"
         )
     for gone in known.keys() - set(listing):
         del known[gone]
@@ -147,7 +145,7 @@ def find_holds(store: Store, now_ms: int | None = None, known: Known | None = No
 
 
 def _lasting(listing: list[StoredObject]) -> list[StoredObject]:
-    """Without readers, who come and go: one that came later looks for itself, see above."""
+    """Leave out readers: one that came later checks for itself, see above."""
     return [found for found in listing if not found.path.startswith(_READER)]
 
 
@@ -168,7 +166,7 @@ def write_hold(store: Store, path: str, hold: Hold) -> None:
 
 
 def shrink_branch_hold(store: Store, job_id: str, needed: Collection[str]) -> None:
-    """Hold no more for a branch than the objects it still needs; nothing when there are none."""
+    """Reduce a branch's hold to the objects it still needs; remove it when there are none."""
     path = branch_hold_path(job_id)
     try:
         hold = decode_hold(store.get(path), store, path)

@@ -1,11 +1,11 @@
-"""Which epochs of the current lineage are kept, found without walking back each time.
+"""Find the oldest epoch to keep of the current lineage, without walking back each time.
 
-A manifest is resolved from a full one, so epochs are kept in whole runs, each beginning with
-a full manifest. A run goes when enough epochs come after it and its youngest is old enough.
+A manifest is resolved from a full one, so epochs are kept in whole runs that begin with a full
+manifest. A run is dropped when enough epochs follow it and its youngest is old enough.
 
 Always true here:
 - following one more epoch costs the same, however many are kept;
-- the answer is that of a walk from the newest epoch back.
+- the result equals that of a walk back from the newest epoch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Run:
 
 
 class Window:
-    """The last `keep` epochs, and with `keep_s` all that are younger."""
+    """The last `keep` epochs, and with `keep_s` all younger ones."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Window:
         self._newest: int | None = None
 
     def oldest(self) -> int:
-        """The number of the oldest epoch to keep; the first of all while there is none."""
+        """Return the number of the oldest epoch to keep; FIRST_NUMBER in an empty log."""
         self._follow()
         now_ms = self._clock_ms()
         while len(self._runs) > 1:
@@ -78,7 +78,7 @@ class Window:
         self._epochs += 1
 
     def _walk_back(self) -> None:
-        """Once after a takeover, and after a rollback."""
+        """Read the lineage from its end: once after a takeover, and after a rollback."""
         now_ms = self._clock_ms()
         self._runs.clear()
         self._epochs = 0

@@ -1,13 +1,13 @@
-"""The log: numbered records, and winning the next number is the only way to change anything.
+"""The log: numbered records. Creating the next number is the only way to change anything.
 
-`epochs/000000000042.json` is created by put-if-absent. A driver appends right behind
-the last record it knows, without listing; when somebody else was there first it is fenced.
+`epochs/000000000042.json` is created by put-if-absent. A driver appends after the last record
+that it has read, without listing; if another driver was first, it is fenced.
 
 Always true here:
 - CommitConflictError means certainly not published; CommitUnknownError means it may be;
 - after either of them this Log appends nothing more;
-- records are removed oldest first, one by one, and never the newest; so whoever creates
-  a number and still finds the record before it has not created a number a second time.
+- records are removed oldest first, one by one, and never the newest; so a number whose
+  predecessor still exists was not created a second time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from cairn.storage.paths import JOB_PATH, LOG_FOLDER, REMOVAL_PATH
 from cairn.storage.store import NotFoundError, Store
 
 FIRST_NUMBER: Final = 1
-# While it is there, the checkpoint is being removed: nobody may start from what is left.
 SETTLE_ATTEMPTS_MAX: Final = 5
 TAKEOVER_ATTEMPTS_MAX: Final = 100
 _NUMBERED: Final = re.compile(rf"{LOG_FOLDER}/(\d{{12}})\.json")
@@ -71,17 +70,17 @@ class Log:
     # Reading
 
     def numbers(self) -> list[int]:
-        """The numbers of all records, ascending. Lists the store."""
+        """Return the numbers of all records, ascending. Lists the store."""
         found = (_NUMBERED.fullmatch(o.path) for o in self.store.list(LOG_FOLDER))
         return sorted(int(match[1]) for match in found if match)
 
     def newest_number(self) -> int | None:
-        """The newest record's number, or None in an empty log. Lists the store."""
+        """Return the newest record's number; None in an empty log. Lists the store."""
         numbers = self.numbers()
         return numbers[-1] if numbers else None
 
     def read(self, number: int) -> Record:
-        """One record, whole. RestoreError when there is none."""
+        """Return a whole record. RestoreError when it does not exist."""
         if number in self._cache:
             self._cache.move_to_end(number)
             return self._cache[number]
@@ -112,7 +111,7 @@ class Log:
         return whole
 
     def epoch(self, number: int) -> Epoch:
-        """One epoch, whole. RestoreError when that number is no epoch."""
+        """Return a whole epoch. RestoreError when that number is not an epoch."""
         record = self.read(number)
         if not isinstance(record, Epoch):
             raise RestoreError(
@@ -124,10 +123,10 @@ class Log:
         return record
 
     def records(self, start: int | None = None) -> Iterator[Record]:
-        """All records from `start` on, oldest first.
+        """Yield all records from `start` on, oldest first.
 
-        Left out are those that are removed meanwhile, and retired ones that can no longer be
-        read: a leader that died while removing them may have left them without their base.
+        Records that are removed meanwhile are left out, and so are retired ones that cannot be
+        read: a leader that died while removing them may have left them incomplete.
         """
         for number in self.numbers():
             if start is None or number >= start:
@@ -135,11 +134,11 @@ class Log:
                     yield self.read(number)
                 except RestoreError:
                     is_there = self.store.exists(record_path(number))
-                    if is_there and number >= self.retired_below():
+                    if is_there and number >= self.oldest_kept():
                         raise
 
     def newest_epoch(self) -> Epoch | None:
-        """The newest epoch on the current lineage: the last one appended or restored."""
+        """Return the newest epoch of the current lineage: the last one appended or restored."""
         number = self._last if self._last is not None else self.newest_number()
         while number is not None and number >= FIRST_NUMBER:
             record = self.read(number)
@@ -150,8 +149,8 @@ class Log:
             number = record.previous
         return None
 
-    def restored_by(self) -> int | None:
-        """The record that made the newest epoch the newest again, if it is one of before."""
+    def last_restore(self) -> int | None:
+        """Return the number of the restore that chose the newest epoch; None without one."""
         number = self._last if self._last is not None else self.newest_number()
         while number is not None and number >= FIRST_NUMBER:
             record = self.read(number)
@@ -160,11 +159,11 @@ class Log:
             number = record.previous
         return None
 
-    def retired_below(self) -> int:
-        """Records below this number are retired: nobody may start from them any more.
+    def oldest_kept(self) -> int:
+        """Return the number below which records are retired: nobody may start from them any more.
 
-        The last epoch by number says it, on the current lineage or not: what was
-        retired stays retired after a rollback.
+        The epoch with the highest number has it, on the current lineage or not: retired
+        records stay retired after a rollback.
         """
         number = self._last if self._last is not None else self.newest_number()
         while number is not None and number >= FIRST_NUMBER and self._is_there(number):
@@ -175,14 +174,14 @@ class Log:
         return 0
 
     def lineage(self) -> Iterator[Epoch]:
-        """The current lineage, newest first, as far back as it is not retired."""
+        """Yield the epochs of the current lineage that are not retired, newest first."""
         epoch = self.newest_epoch()
-        retired_below = self.retired_below()
+        oldest_kept = self.oldest_kept()
         while epoch is not None:
             yield epoch
-            # A branch or savepoint may name a parent that was never in this log.
+            # The parent of a branch's first epoch was never in this log.
             parent = epoch.parent
-            if parent is None or parent < retired_below or not self._is_there(parent):
+            if parent is None or parent < oldest_kept or not self._is_there(parent):
                 return
             epoch = self.epoch(parent)
 
@@ -190,7 +189,7 @@ class Log:
 
     @property
     def last(self) -> int | None:
-        """The last record this Log has appended or found."""
+        """The number of the last record that this Log has appended or found."""
         return self._last
 
     def append(self, make_record: Callable[[int], R]) -> R:
@@ -219,7 +218,7 @@ class Log:
     def take_over(
         self, *, host: str, pid: int, wall_ms: int, guarantee: str = "", process: str = ""
     ) -> Takeover:
-        """Become the leader: the first act of a driver. Everybody before is fenced."""
+        """Become the leader, which is the first act of a driver. Earlier drivers are fenced."""
         for _ in range(TAKEOVER_ATTEMPTS_MAX):
             self._last = self.newest_number() or FIRST_NUMBER - 1
             self._closed_by = None
@@ -235,7 +234,7 @@ class Log:
             try:
                 return self.append(make)
             except CommitConflictError:
-                # The leader before us is still at work. It is fenced once we win a number.
+                # The previous leader still runs. It is fenced once we win a number.
                 continue
         raise CommitConflictError(
             f"another driver keeps publishing to {self.store.url}\n"
@@ -244,26 +243,26 @@ class Log:
         )
 
     def is_leading(self) -> bool:
-        """True if nobody has appended behind the last record of this Log.
+        """True if nobody has appended after the last record of this Log.
 
-        Records go oldest first, so the order of the two looks matters: while the last record is
-        there, one behind it cannot have come and gone.
+        Records are removed oldest first, so the order of the two checks matters: while the last
+        record exists, a later one cannot have been added and removed.
         """
-        assert self._last is not None, "somebody who leads has a record in the log"
+        assert self._last is not None, "a leader has a record in the log"
         is_free = not self.store.exists(record_path(self._last + 1))
         return is_free and self.store.exists(record_path(self._last))
 
     def _check_record(self, record: R) -> R:
         if isinstance(record, Epoch):
-            kept = max(record.oldest_kept, self.retired_below())
+            kept = max(record.oldest_kept, self.oldest_kept())
             assert kept <= (record.parent or record.number), "a parent cannot be retired"
             return msgspec.structs.replace(record, oldest_kept=kept)
         if isinstance(record, Restore):
             self.epoch(record.epoch)
-            if record.epoch < self.retired_below():
+            if record.epoch < self.oldest_kept():
                 raise RestoreError(
                     f"epoch {record.epoch} is retired; its files may be gone\n"
-                    f"  the oldest record kept is {self.retired_below()}\n"
+                    f"  the oldest record kept is {self.oldest_kept()}\n"
                     "  next: `cairn ls` shows the epochs that can be restored",
                     epoch=record.epoch,
                 )
@@ -282,15 +281,15 @@ class Log:
             except Exception as error:
                 if cause is None:
                     raise
-                # An earlier try may still have landed, so this one proves nothing.
+                # An earlier try may still have succeeded, so this one proves nothing.
                 cause, won = error, False
             if not won:
-                # Also when the store says "exists": it may be our own put, repeated on the way.
+                # Also when the record exists: it may be our own put, repeated by the network.
                 try:
                     found = manifest.decode_record(self.store.get(path), self._name(number))
                 except NotFoundError as error:
                     # Ours may still be on its way. Putting the same bytes again is harmless:
-                    # whichever lands first has our nonce.
+                    # the first of them to arrive has our nonce.
                     cause = cause or error
                     continue
                 except Exception as error:
@@ -303,12 +302,12 @@ class Log:
         raise CommitUnknownError(
             f"record {number} may or may not be published\n"
             f"  file: {self._name(number)}\n"
-            "  next: restart the driver; its takeover finds out",
+            "  next: restart the driver; its takeover will find out",
             number=number,
         ) from cause
 
     def _check_not_reused(self, number: int) -> None:
-        """A leader asleep for so long that its next number was retired would create it anew."""
+        """Raise if the number is retired: a leader that slept for long would create it again."""
         try:
             if number == FIRST_NUMBER:
                 fresh = self.newest_number() == number
@@ -317,7 +316,7 @@ class Log:
         except Exception as error:
             raise CommitUnknownError(
                 f"record {number} was created, but its place in the log could not be checked\n"
-                "  next: see to the store, then start the job again; it finds out",
+                "  next: check the store, then start the job again; it will find out",
                 number=number,
             ) from error
         if not fresh:
@@ -343,7 +342,7 @@ class Log:
             data = self.store.get(record_path(number))
         except NotFoundError:
             raise RestoreError(
-                f"there is no record {number} in the log\n"
+                f"the log has no record {number}\n"
                 f"  file: {self._name(number)}\n"
                 "  next: `cairn ls` shows what is kept",
                 number=number,
@@ -353,7 +352,7 @@ class Log:
             raise CorruptFileError(
                 f"this record says it is number {stored.number}\n"
                 f"  file: {self._name(number)}\n"
-                "  next: `cairn verify` tells what else is damaged; bring the file back",
+                "  next: `cairn verify` shows what else is damaged; restore the file from a backup",
                 file=self._name(number),
             )
         return stored
@@ -368,7 +367,7 @@ class Log:
         return record
 
     def forget(self, number: int) -> None:
-        """A record has been removed from the store."""
+        """Drop a record from the cache: it was removed from the store."""
         self._cache.pop(number, None)
 
     def _name(self, number: int) -> str:
@@ -378,7 +377,7 @@ class Log:
         return CorruptFileError(
             f"record {number} is not the epoch that epoch {needed_by} was written against\n"
             f"  file: {self._name(needed_by)}\n"
-            "  next: `cairn verify` tells what else is damaged; bring the file back",
+            "  next: `cairn verify` shows what else is damaged; restore the file from a backup",
             file=self._name(needed_by),
         )
 
@@ -394,7 +393,7 @@ class Log:
 
 
 def read_job(store: Store) -> JobInfo | None:
-    """What job.json says, or None when the checkpoint is empty."""
+    """Return the content of job.json; None when the checkpoint is empty."""
     try:
         return manifest.decode_job(store.get(JOB_PATH), f"{store.url}/{JOB_PATH}")
     except NotFoundError:
@@ -409,7 +408,7 @@ def create_or_open_job(
     ancestor: Ancestor | None = None,
     clock_ms: Callable[[], int] | None = None,
 ) -> JobInfo:
-    """The job this checkpoint belongs to; made now if it is empty."""
+    """Return the job of a checkpoint; in an empty one, create it."""
     _check_not_removed(store)
     job = read_job(store)
     if job is not None and job.ancestor is not None and job.ancestor.kind == "branch":
@@ -456,23 +455,23 @@ def create_or_open_job(
 
 
 def _check_unused(store: Store) -> None:
-    """A job that lost its id would publish what it has published again.
+    """Raise if there are epochs: a job with a new id would publish their output again.
 
-    Takeovers alone are left by drivers that never ran an epoch: one of them may have come after
-    the checkpoint was removed.
+    Takeovers alone are left by drivers that never ran an epoch; one of them may have started
+    after the checkpoint was removed.
     """
     if any(not isinstance(record, Takeover) for record in Log(store).records()):
         raise RestoreError(
             f"this checkpoint has epochs, but not the file that names its job\n"
             f"  expected: {store.url}/{JOB_PATH}\n"
-            "  next: put the file back; a new one would have another job id, and sinks would "
-            "take rows for new that they have",
+            "  next: put the file back; with another job id, sinks would publish "
+            "the same rows again",
             file=f"{store.url}/{JOB_PATH}",
         )
 
 
 def check_job(store: Store, job: JobInfo) -> None:
-    """RestoreError when this is not the job's checkpoint any more: somebody has removed it."""
+    """Raise RestoreError if the job's checkpoint was removed meanwhile."""
     _check_not_removed(store)
     found = read_job(store)
     if found is None or found.job_id != job.job_id:
@@ -496,7 +495,7 @@ def _check_not_removed(store: Store) -> None:
 
 
 def _check_finished(store: Store, ancestor: Ancestor) -> None:
-    """A branch begins with an epoch; without one, making it was interrupted."""
+    """Raise if the branch has no epoch: creating it was interrupted."""
     if not store.list(LOG_FOLDER):
         raise RestoreError(
             f"this branch of {ancestor.url} was not finished\n"

@@ -1,17 +1,17 @@
-"""What the log's records say, and how they look on disk.
+"""The records of the log, in memory and on disk.
 
-A reader always gets a whole `Epoch`. On disk a manifest holds what changed since its
-parent; the first epoch of every run of FULL_EVERY numbers is written in full. So
-resolving one never leaves its run, and which are full follows from the numbers alone.
+A reader always gets a whole `Epoch`. On disk a manifest holds the changes since its parent; the
+first epoch in each run of FULL_EVERY numbers is written in full. So resolving an epoch never
+leaves its run, and its number alone decides if it is full.
 
 On disk a record is one JSON object, {"checksum", "format", "needs", "record"}: the
-checksum covers format, needs and the exact bytes of record. This envelope is fixed for
-ever, so that an old cairn can say which newer one is needed.
+checksum covers format, needs and the exact bytes of record. This envelope never changes, so
+that an old cairn can name the newer one that is needed.
 
 Always true here:
 - decode(encode(x)) == x, for an epoch given the same parent;
-- damaged bytes raise CorruptFileError that names the file, never a wrong record;
-- a record is immutable: so are the structs.
+- damaged bytes raise a CorruptFileError that names the file, never return a wrong record;
+- records are immutable, and so are the structs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cairn.errors import CorruptFileError, RestoreError
 from cairn.report.epoch import NOTHING_MEASURED, Measured, Timings
 
 FORMAT: Final = "1.0"
-# The oldest cairn that reads FORMAT; a reader that is too old quotes it.
+# The oldest cairn that reads FORMAT. The error of an older one shows it.
 FORMAT_NEEDS_CAIRN: Final = "0.1"
 FULL_EVERY: Final = 20
 EMPTY_VERSION: Final = "0" * 32
@@ -46,7 +46,7 @@ class Ancestor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """job.json: what can never change."""
+    """job.json: the facts of a job that never change."""
 
     name: str
     job_id: str
@@ -57,11 +57,11 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A segment (a whole object, or a slice of a pack), or the list of a RocksDB base's files, or
-    lines of a source's log ("lines", of no key group).
+    """A file as a manifest lists it: a segment (its own object, or a part of a pack), the index of
+    a RocksDB base, or lines of a source's log, which have no key groups.
 
-    It counts for the key groups given here; after a change of parallelism a file may
-    hold others too, which belong to another range by now.
+    It counts for the key groups given here. After a change of parallelism it may also hold rows
+    of others, which belong to another range.
     """
 
     id: str
@@ -80,7 +80,7 @@ class FileRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The other objects it is made of, shared with other bases."""
     objects_bytes: int = 0
     store: str = ""
-    """The checkpoint that holds it, by url, where that is another one: a branch's parent."""
+    """The url of the checkpoint that holds it, if that is another one: a branch's parent."""
 
     @property
     def groups(self) -> range:
@@ -89,20 +89,20 @@ class FileRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def listing(self) -> str:
-        """The file and the key groups it counts for: one file may be listed several times."""
+        """Identifies the file and its key groups: a file may be listed several times."""
         return f"{self.id}:{self.first_group}+{self.group_count}"
 
     @property
     def size(self) -> int:
-        """Bytes in all."""
+        """The bytes of the file and its objects."""
         return self.length + self.objects_bytes
 
 
 class Held(NamedTuple):
-    """Keys and entries of a state."""
+    """The size of a state."""
 
     keys: int
-    """Distinct keys that have something in it."""
+    """Distinct keys that hold state."""
     entries: int
     """Stored rows: one per entry of a map, else one per key."""
 
@@ -153,9 +153,9 @@ class StateDecl(msgspec.Struct, frozen=True, kw_only=True):
     type: str
     entry_type: str | None = None
     ttl: str | None = None
-    """Of `state.TTL`, as text. Where there is one, files hold struct<at: bigint, value: type>."""
+    """A `state.TTL` as text. With one, files hold struct<at: bigint, value: type>."""
     delay_ms: int = 0
-    """How far behind the job's watermark event time is here: for what expires by it."""
+    """The lag of event time here behind the job's watermark, for state that expires by it."""
 
 
 Scope = Literal["keyed", "subtask", "shared", "feedback"]
@@ -179,12 +179,12 @@ def operator_uids(known: Iterable[str], operator: str) -> list[str]:
 
 
 class SourceLog(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Copy of what a source keeps in Spark's folder beside its offset (see `source_logs`)."""
+    """A copy of the files that a source keeps in Spark's folder (see `source_logs`)."""
 
     last: int = -1
-    """The newest entry of the file source's list of files."""
+    """The number of the newest file in the log of a file source."""
     chunks: list[FileRef] = []
-    """Older lines of that list, oldest first."""
+    """Older lines of that log, oldest first."""
     lines: list[str] = []
     """The lines after those in `chunks`."""
     files: dict[str, bytes] = {}
@@ -192,16 +192,16 @@ class SourceLog(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SparkPosition(msgspec.Struct, frozen=True, kw_only=True):
-    """Where Spark stands: its folder, batch, and the raw text of its offset file."""
+    """Spark's folder, its batch, and the raw text of the batch's offset file."""
 
     folder: str
     batch_id: int
     offsets: str
     sources: list[str] = []
-    """Their names, in the order of the offsets."""
+    """The names of the sources, in the order of the offsets."""
     logs: dict[int, SourceLog] = {}
-    """Per index of a source. One that is not here has nothing to keep, or was read by a cairn
-    that did not keep it."""
+    """By index of a source. A source without one has no files, or an older cairn did not keep
+    them."""
 
 
 class Epoch(msgspec.Struct, frozen=True, kw_only=True, tag="epoch", tag_field="kind"):
@@ -214,23 +214,23 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True, tag="epoch", tag_field="k
     wall_ms: int
     now_ms: int
     watermarks: dict[str, int | None]
-    """Per origin of event time, how far it has come by itself."""
+    """Per origin of event time, its own watermark."""
     spark: SparkPosition
     operators: dict[str, EpochOperator]
     committables: dict[str, list[Any]] = {}
     targets: dict[str, str] = {}
-    """The target of each, in words and without secrets; "" ends with the driver."""
+    """The target of each sink, as text without secrets; "" for one that ends with the driver."""
     timings: Timings = Timings()
     metrics: Measured = Measured()
     oldest_kept: int = 0
     watermark_ms: int | None = None
-    """The job's watermark as of this epoch: its children run with it."""
+    """The job's watermark after this epoch: the next epoch runs with it."""
     passed_ms: int | None = None
-    """The watermark that this epoch itself ran with."""
+    """The watermark that this epoch ran with."""
     seen_ms: dict[str, int] = {}
-    """Per origin, the `now` of the epoch in which it last gave a row."""
+    """Per origin of event time, the `now` of the last epoch in which it had rows."""
     timers: dict[str, tuple[int | None, int | None]] | None = None
-    """Per operator, its earliest timers by event time and by the clock; None: not known."""
+    """Per operator, its earliest timers by event time and by processing time; None: not known."""
 
 
 class Takeover(msgspec.Struct, frozen=True, kw_only=True, tag="takeover", tag_field="kind"):
@@ -244,13 +244,13 @@ class Takeover(msgspec.Struct, frozen=True, kw_only=True, tag="takeover", tag_fi
     pid: int
     previous: int | None
     guarantee: str = ""
-    """The one its driver runs with; empty: not known."""
+    """The guarantee of the driver; empty: not known."""
     process: str = ""
     """Pid namespace and identity of the driver's process; empty: not known."""
 
 
 class Restore(msgspec.Struct, frozen=True, kw_only=True, tag="restore", tag_field="kind"):
-    """From here on the given epoch is the newest one."""
+    """From this record on, the given epoch is the newest one."""
 
     number: int
     term: int
@@ -263,7 +263,7 @@ Record = Epoch | Takeover | Restore
 
 
 def next_version(parent_version: str, delta_id: str) -> str:
-    """The version of a range after one more delta. Merging files leaves it as it is."""
+    """Return the version of a range after one more delta. Merging files does not change it."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(f"{parent_version}+{delta_id}".encode())
     return digest.hexdigest()
@@ -286,7 +286,7 @@ class _StoredRange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class _About(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """All of an operator but its ranges."""
+    """The facts of an operator, except for its ranges."""
 
     function_version: str
     key_types: dict[str, str]
@@ -343,12 +343,12 @@ _decode_job: Final = msgspec.json.Decoder(JobInfo).decode
 
 
 def is_full(number: int, parent: int | None) -> bool:
-    """Is the manifest of this epoch written in full?"""
+    """True if the manifest of this epoch is written in full."""
     return parent is None or number // FULL_EVERY != parent // FULL_EVERY
 
 
 def encode_epoch(epoch: Epoch, parent: Epoch | None, *, whole: bool = False) -> bytes:
-    """The bytes of a manifest, relative to its parent where the numbers say so."""
+    """Return the bytes of a manifest, relative to its parent unless it is a full one."""
     if whole or is_full(epoch.number, epoch.parent):
         parent = None
     else:
@@ -368,7 +368,7 @@ def encode_record(record: Takeover | Restore | JobInfo) -> bytes:
 
 
 def decode_record(data: bytes, name: str) -> StoredRecord:
-    """A record as stored. An epoch still needs `resolve`."""
+    """Return a record as it is stored. An epoch still needs `resolve`."""
     return unseal(data, name, _decode_record)
 
 
@@ -524,7 +524,7 @@ def _checksum(format: str, needs: str, record: bytes) -> str:
 
 
 def seal(record: Any) -> bytes:
-    """A record in its envelope, as it lies on disk."""
+    """Return the bytes of a record in its envelope."""
     body = _encoder.encode(record)
     return _encoder.encode(
         _Envelope(
@@ -543,7 +543,7 @@ def unseal(
     *,
     damaged: Callable[[str, str], CorruptFileError] | None = None,
 ) -> S:
-    """What `seal` was given. `damaged(name, what)` makes the error of a file that is no record."""
+    """Return the sealed record. `damaged(name, what)` makes the error of a damaged file."""
     corrupt = damaged or _corrupt
     try:
         envelope = _decode_envelope(data)

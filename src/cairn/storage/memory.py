@@ -1,8 +1,8 @@
-"""`memory:` checkpoints: folders in memory that go when their process goes.
+"""`memory:` checkpoints: folders in memory that are removed with their process.
 
-For tests and first tries, on one machine. Slots are processes of their own, so this cannot be
-memory of ours: it is a private folder in /dev/shm, or in the temporary folder where there is
-none, and other processes open it by its file url.
+For tests and first tries, on one machine. Slots are other processes, so this cannot be memory
+of the driver: it is a private folder in /dev/shm, or without that in the temporary folder.
+Other processes open it by its file url.
 
 Always true here:
 - a folder is removed when the process that made it exits; when that was killed, the
@@ -34,7 +34,7 @@ _root: str | None = None
 
 
 def memory_folder(name: str = "") -> str:
-    """A new folder, or within this process always the same one for a name."""
+    """Return a new folder; for a name, the same one each time in this process."""
     global _root
     if name and (not _NAME.fullmatch(name) or name.startswith(".")):
         raise ValueError(
@@ -68,7 +68,7 @@ def _remove_stale(parent: str) -> None:
             if match is None:
                 continue
             namespace, owner = match.groups()
-            # Process ids of another container mean nothing here.
+            # A process id of another container may be in use here.
             if namespace != pid_namespace() or parse_identity(owner).is_alive:
                 continue
             with contextlib.suppress(OSError):

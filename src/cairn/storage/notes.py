@@ -90,7 +90,7 @@ def write_graph(store: Store, term: int, graph: JobGraph) -> None:
 
 
 def newest_graph(store: Store) -> tuple[int, JobGraph] | None:
-    """Return the graph of the last start and its term; None if there is no note of one."""
+    """Return the graph of the last start and its term; None without a note."""
     graphs = read_notes(store, GRAPHS_FOLDER, JobGraph)
     return next(((int(name), graph) for name, graph in graphs if name.isdecimal()), None)
 
@@ -118,7 +118,7 @@ def write_ending(store: Store, term: int, status: Ending, error: BaseException |
 
 
 def ending_of(store: Store, term: int) -> RunEnding | None:
-    """Return the end of the run of a term; None if there is no note of it."""
+    """Return the end of the run of a term; None without a note."""
     for _, ending in read_notes(store, ENDINGS_FOLDER, RunEnding, limit=1):
         if ending.term == term:
             return ending

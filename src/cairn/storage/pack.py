@@ -1,12 +1,12 @@
-"""Put segments into the store, under names that say their content and their writer's term.
+"""Put segments into the store, under the digest of their content and their writer's term.
 
 `state/<term>/<digest>.delta|base|pack`. The digest makes a repeated write harmless. The term
-makes it safe to clean up: a leader removes orphans of older terms only, and nobody who
-can still publish writes under an older term, so no orphan comes back to life.
+makes it safe to clean up: a leader removes orphans of older terms only, and nobody who can still
+publish writes under an older term.
 
 Always true here:
 - an object is complete and durable when its path is returned;
-- a segment that the parent manifest does not list is written, never assumed to be there.
+- a segment that the parent manifest does not list is written, never assumed to exist.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _TERM: Final = re.compile(rf"{STATE_FOLDER}/(\d{{12}})/")
 
 
 def state_path(term: int, name: str) -> str:
-    """Where a writer of this term puts an object; `name` begins with a digest."""
+    """Return the path of an object of this term; `name` begins with a digest."""
     return f"{STATE_FOLDER}/{term:012d}/{name}"
 
 
 def writer_term(path: str) -> int | None:
-    """The term an object was written in, or None when its name does not say."""
+    """Return the term in which an object was written; None when its name has none."""
     match = _TERM.match(path)
     return int(match[1]) if match else None
 

@@ -1,11 +1,11 @@
-"""An epoch that is not in the log yet, written down for slots that have lost its state.
+"""An uncommitted epoch, stored for slots that have lost its state.
 
-An epoch of several batches is committed after the last of them. A slot that dies before
-is restored from what its batches have stored so far; which files these are is in no
-manifest yet, so the driver writes one here.
+An epoch of several batches is committed after the last of them. A slot that dies before that is
+restored from the files of the batches so far. No manifest in the log lists these files yet, so
+the driver writes one here.
 
 Always true here:
-- nothing here counts as committed: a driver that takes over removes it unread.
+- nothing here is committed: a driver that takes over removes it unread.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from cairn.storage.store import NotFoundError, Store
 
 
 class Pending:
-    """What a driver has written down, to be removed when the epoch is in the log."""
+    """The pending manifests of a driver, removed when the epoch is in the log."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._paths: list[str] = []
 
     def write(self, epoch: Epoch, batch: int) -> str:
-        """The epoch as of so many of its batches; where slots find it."""
+        """Write the epoch after this number of batches, and return the path for slots."""
         path = f"{PENDING_FOLDER}/{epoch.number:012d}-{epoch.term:012d}-{batch:06d}.json"
         self._store.put(path, encode_epoch(epoch, None, whole=True))
         if path not in self._paths:
@@ -33,18 +33,18 @@ class Pending:
         return path
 
     def forget(self) -> None:
-        """Remove what was written: the epoch is in the log now."""
+        """Remove the manifests: the epoch is in the log."""
         if not self._paths:
             return
         try:
             self._store.delete(self._paths)
             self._paths.clear()
         except OSError as error:
-            # Made up for after the next epoch, or by the next driver.
-            logger.warning("what was written down for slots could not be removed: %s", error)
+            # The next epoch, or the next driver, tries again.
+            logger.warning("manifests in pending/ could not be removed: %s", error)
 
     def clear(self) -> None:
-        """Remove what drivers before have left."""
+        """Remove the manifests of earlier drivers."""
         left = [found.path for found in self._store.list(PENDING_FOLDER)]
         if left:
             self._store.delete(left)

@@ -1,4 +1,4 @@
-"""Find out if an epoch's output is published, as far as the checkpoint alone proves it.
+"""Determine from the checkpoint alone if an epoch's output is published.
 
 A sink publishes after the epoch is in the log, so the record itself proves nothing. There are
 three proofs:
@@ -6,16 +6,16 @@ three proofs:
 - the epoch has nothing to publish: no sink prepared output, or the batches were published
   before the record (a guarantee weaker than exactly-once);
 - the log holds a child of it: a driver appends an epoch only after its sinks have published
-  the parent, or after a start that was told to give the parent's output up;
-- a note, `published/<epoch>.json`. A driver puts it where no child follows soon: after a start
-  has published the newest epoch again, when the job is quiet, and when the run ends cleanly.
+  the parent, or after a start with `allow_dropped_output`;
+- a note, `published/<epoch>.json`. A driver writes it when no child follows soon: after a start
+  has published the newest epoch again, when the job is idle, and when the run ends cleanly.
 
-So an epoch of a busy job costs no write. A driver keeps one note: the next one replaces it.
+So an epoch of a busy job costs no extra write. A driver keeps one note: the next replaces it.
 
 Always true here:
 - a note is written after every sink of the epoch has published it;
 - no note means "not known to be published", never "not published";
-- the note decides nothing but that: without it, a start publishes the epoch again.
+- without a note, a start publishes the epoch again.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class _Note(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def note_path(epoch: int) -> str:
-    """Return where the note of an epoch is."""
+    """Return the path of the note of an epoch."""
     return f"{PUBLISHED_FOLDER}/{epoch:012d}.json"
 
 
 def note_published(store: Store, epoch: int, nonce: str) -> None:
-    """Write down that all sinks have published an epoch. `nonce` is that of its record."""
+    """Note that all sinks have published an epoch. `nonce` is that of its record."""
     store.put(note_path(epoch), msgspec.json.encode(_Note(epoch=epoch, nonce=nonce)))
 
 
@@ -63,7 +63,7 @@ def has_output(epoch: Epoch) -> bool:
 
 
 def is_known_published(log: Log, epoch: Epoch) -> bool:
-    """True if anything in the checkpoint proves that this epoch is published."""
+    """True if the checkpoint proves that this epoch is published."""
     if not has_output(epoch) or is_published(log.store, epoch.number, epoch.nonce):
         return True
     return any(

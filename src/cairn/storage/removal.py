@@ -1,14 +1,14 @@
-"""Remove a whole checkpoint or savepoint, so that half of one is never taken for a whole one.
+"""Remove a whole checkpoint or savepoint, so that half of one is never used as a whole one.
 
-First a mark is written, `removing.json`. From then on nobody starts from what is left; only
-removal goes on. Then the running driver is fenced, then everything goes, the mark last.
-Without the mark no order would do: a log cut at its end looks like an older one, a log cut
-to nothing beside Spark's folder makes a new job skip input.
+First a mark is written, `removing.json`. From then on no job starts from the rest; only the
+removal can continue. Then the running driver is fenced, and everything is removed, the mark last.
+Without the mark no order would be safe: a log without its end looks like an older one, and an
+empty log beside Spark's folder makes a new job skip input.
 
 Always true here:
 - a checkpoint that a branch still needs is not touched, unless forced;
-- what is interrupted can be repeated;
-- in a checkpoint only what cairn and Spark have made is removed.
+- an interrupted removal can be repeated;
+- only files that cairn and Spark have written are removed from a checkpoint.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class Removed(NamedTuple):
     objects: int
     bytes: int
     unreleased: list[str]
-    """Checkpoints on which a hold of the removed one may be left, and why."""
+    """Checkpoints on which a hold of the removed one may remain, and why."""
 
 
 def is_savepoint(store: Store) -> bool:
-    """Whether this is a savepoint, finished or not."""
+    """True if this is a savepoint, finished or not."""
     return store.exists(SAVEPOINT_PATH) or store.exists(UNFINISHED_PATH)
 
 
@@ -69,7 +69,7 @@ def is_being_removed(store: Store) -> bool:
 
 
 def branches_of(store: Store) -> dict[str, Hold]:
-    """The holds of branches on a checkpoint, by path."""
+    """Return the holds of branches on a checkpoint, by path."""
     holds = find_holds(store).holds
     return {path: hold for path, hold in holds.items() if branch_of_hold(path) is not None}
 
@@ -84,8 +84,8 @@ def delete_checkpoint(store: Store, *, force: bool = False) -> Removed:
             )
             raise RestoreError(
                 f"checkpoint {store.url} is needed by its branches\n{listed}\n"
-                "  next: remove the branches first; `cairn verify` tells which of them are gone, "
-                "--force takes their state away",
+                "  next: remove the branches first; `cairn verify` lists those that are gone; "
+                "--force removes their state too",
                 url=store.url,
                 branches=[hold.url for hold in branches.values()],
             )
@@ -96,7 +96,7 @@ def delete_checkpoint(store: Store, *, force: bool = False) -> Removed:
     found = [o for o in store.list() if _is_ours(o.path)]
     for folder in _FOLDERS:
         store.delete_folder(folder)
-    # Oldest first: a driver that has not noticed yet finds the newest, and loses.
+    # Oldest first: a driver that has not noticed finds the newest record, and is fenced.
     for path in sorted(o.path for o in found if o.path.startswith(f"{LOG_FOLDER}/")):
         store.delete([path])
     store.delete_folder(LOG_FOLDER)
@@ -131,11 +131,11 @@ def _job(store: Store) -> JobInfo | None:
     try:
         return read_job(store)
     except CairnError:
-        return None  # Damaged; that is no reason to keep it.
+        return None  # A damaged checkpoint can be removed too.
 
 
 def _fence(store: Store) -> None:
-    """Whoever still drives the job loses its next put, instead of writing into the void."""
+    """Take over the job, so that a running driver stops at its next record."""
     log = Log(store)
     if log.newest_number() is not None:
         log.take_over(
@@ -144,7 +144,7 @@ def _fence(store: Store) -> None:
 
 
 def _release_holds(store: Store, job: JobInfo | None) -> list[str]:
-    """Give up what a branch holds elsewhere. What cannot be reached is told, not raised."""
+    """Remove the holds of a branch on other checkpoints; return those that cannot be reached."""
     if job is None or job.ancestor is None or job.ancestor.kind != "branch":
         return []
     urls = {job.ancestor.url}
@@ -153,13 +153,13 @@ def _release_holds(store: Store, job: JobInfo | None) -> list[str]:
             if isinstance(record, Epoch):
                 urls.update(file.store for file in files_of(record) if file.store)
     except CairnError:
-        pass  # Half removed already; the parent itself is known from job.json.
+        pass  # Half removed already; job.json names the parent.
     unreleased = []
     for url in sorted(urls):
         try:
             other_store(url).delete([branch_hold_path(job.job_id)])
         except (RestoreError, NotFoundError):
-            continue  # It is gone, and the hold with it.
+            continue  # The checkpoint was removed, and the hold with it.
         except Exception as error:
             unreleased.append(f"{url}: {error}")
     return unreleased
@@ -170,4 +170,4 @@ def _remove_empty_folder(store: Store) -> None:
         try:
             os.rmdir(store.root)
         except OSError:
-            pass  # Somebody else keeps something in it.
+            pass  # The folder has other files.

@@ -1,32 +1,32 @@
-"""Remove what no kept epoch needs, and nothing that anybody can still come back to.
+"""Remove files that no kept epoch needs.
 
-Retirement is a decision of the log. Each manifest says `oldest_kept`; all records below
-the newest epoch's `oldest_kept` are retired for everybody from that put on: no rollback,
-hold or read may start from them. Only then are they removed, oldest first, one by one,
-so the log stays without gaps, and then the objects that only they referenced.
+The log decides what is retired. Each manifest has `oldest_kept`; all records below that of the
+newest epoch are retired for everybody once it is put: no rollback, hold or read may start from
+them. Only then are they removed, oldest first, one by one, so that the log has no gaps, and then
+the objects that only they referenced.
 
-Why removing is safe, even when done late by a leader that has lost its leadership:
-- *Retired objects* need no grace. Every epoch to come inherits from a record that is not
-  retired, all of those are counted, and what is new in it lies under a newer term's name
-  or was written for it. One case is left: within our own term a slow slot writes, under
-  the same name, a base that has just been removed. The leader asks `find_lost_paths` before it
-  publishes, on the thread that collects, and does not use such a file.
-- *Orphans* (in no record) go only when their name says an older term and they are older
-  than the grace period. Slots of older terms may still write them, but nobody can publish
-  them; slots of our term write under our term, and assume nothing the parent does not list.
-- *Holds* are read after the put that retired something, and before anything is removed.
-  Whoever writes a hold then looks at the newest epoch: if what it holds is still not
-  retired there, the hold is in time; otherwise it gives up. One of the two always sees
-  the other. What only a hold keeps is remembered, and removed once no hold names it. A hold
-  that counts no more is removed with what it kept.
-- *Objects of other checkpoints*, which a branch shares, are theirs to remove. The branch's
-  hold there shrinks after the records that needed them are retired here.
+Removal is safe, even when done late by a leader that has lost its leadership:
+- *Retired objects* need no grace period. Every later epoch inherits from a record that is not
+  retired, all of those are counted, and new files have a newer term's name or were written for
+  it. One case remains: within our own term, a slow slot may write a base that was just removed,
+  under the same name. The leader calls `find_lost_paths` before it publishes, on the thread that
+  collects, and does not use such a file.
+- *Orphans* (in no record) are removed only when their name has an older term and they are older
+  than the grace period. Slots of older terms may still write them, but nobody can publish them;
+  slots of our term write under our term, and use no file that the parent does not list.
+- *Holds* are read after the put that retired something, and before anything is removed. The
+  writer of a hold then reads the newest epoch: if its objects are not retired there, the hold is
+  in time; otherwise it gives up. One of the two always sees the other. Objects that only a hold
+  keeps are remembered, and removed once no hold lists them. A hold that has ended is removed
+  with its objects.
+- *Objects of other checkpoints*, which a branch shares, are removed there. The branch's hold
+  shrinks after the records that needed them are retired here.
 
 Always true here:
 - every object that an epoch record in the log references exists;
 - the newest epoch of the current lineage is never removed;
 - when a hold cannot be read, nothing is removed and nothing is retired;
-- after an epoch is committed, no failure to collect is raised: it is tried again after the next.
+- after an epoch is committed, a failure to collect is logged and tried again after the next.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ NOTHING: Final = Collected(0, 0, 0)
 
 
 def files_of(epoch: Epoch) -> Iterator[FileRef]:
-    """Every file that an epoch names, once for each range or source that lists it."""
+    """Yield every file of an epoch, once for each range or source that lists it."""
     for operator in epoch.operators.values():
         for state in operator.ranges:
             yield from state.files
@@ -72,7 +72,7 @@ def files_of(epoch: Epoch) -> Iterator[FileRef]:
 
 
 def object_paths(epochs: Iterable[Epoch]) -> set[str]:
-    """The objects of their own checkpoint that these epochs are made of."""
+    """Return the paths of the objects that these epochs have in their own checkpoint."""
     return {
         path
         for epoch in epochs
@@ -89,7 +89,7 @@ def _full_ancestor(log: Log, number: int) -> int:
             assert epoch.parent is not None
             epoch = log.epoch(epoch.parent)
     except RestoreError:
-        # Nothing to resolve; keeping from the number on is the careful answer.
+        # It cannot be resolved; keeping records from the number on is safe.
         return number
     return epoch.number
 
@@ -103,9 +103,9 @@ class Collector:
     """Collects for one leader, from its takeover on.
 
     An epoch is kept while it is among the last `keep` of its lineage or, with `keep_s`, younger
-    than that. Before each put the leader asks `oldest_to_keep` and `find_lost_paths`; after each
-    won put it calls `after_epoch`. Start-up calls `sweep` once. All of it on one thread.
-    `spark_store` has Spark's folders, where that is not the checkpoint.
+    than that. Before each put the leader calls `oldest_to_keep` and `find_lost_paths`; after each
+    won put, `after_epoch`. A start calls `sweep` once. All calls are on one thread.
+    `spark_store` has Spark's folders, if they are not in the checkpoint.
     """
 
     def __init__(
@@ -126,17 +126,17 @@ class Collector:
         self._term = term
         self._grace_s = grace_s
         self._window = Window(log, keep, keep_s, clock_ms)
-        # The records that are there, ascending, and those that are yet to be counted.
+        # The existing records, ascending, and those that are not counted yet.
         self._records: deque[_Record] | None = None
         self._uncounted: deque[int] = deque()
         self._last_listed = FIRST_NUMBER - 1
-        # The last record that references each thing. Records go oldest first, so a thing is
-        # garbage when that one is gone.
+        # The last record that references each object or folder. Records are removed oldest first,
+        # so without that record it is garbage.
         self._objects: dict[str, int] = {}
         self._foreign: dict[tuple[str, str], int] = {}
         self._spark_folders: dict[str, int] = {}
         self._sizes: dict[str, int] = {}
-        # Objects that no record references and that are still there, and the holds that kept them.
+        # Objects that exist though no record references them, and the holds that kept them.
         self._garbage: dict[str, int] = {}
         self._kept_by: Found | None = None
         self._known_holds: Known = {}
@@ -144,41 +144,41 @@ class Collector:
         self._holds_to_shrink: set[str] = set()
 
     def oldest_to_keep(self) -> int:
-        """For `Epoch.oldest_kept` of the epoch that is about to be published."""
-        oldest, retired_below = self._window.oldest(), self._log.retired_below()
-        if oldest <= retired_below:
-            return retired_below
+        """Return `oldest_kept` for the epoch that is about to be published."""
+        oldest, oldest_kept = self._window.oldest(), self._log.oldest_kept()
+        if oldest <= oldest_kept:
+            return oldest_kept
         try:
             held = read_holds(self._store, known=self._known_holds).epochs
         except AssertionError:
             raise
         except Exception as error:
             logger.warning("cairn retires no epochs: holds cannot be read: %s", error)
-            return retired_below
+            return oldest_kept
         for number in held:
-            if number >= retired_below:
+            if number >= oldest_kept:
                 oldest = min(oldest, _full_ancestor(self._log, number))
-        return max(oldest, retired_below)
+        return max(oldest, oldest_kept)
 
     def find_lost_paths(self, epoch: Epoch) -> set[str]:
-        """Files this epoch would reference that were collected meanwhile: do not publish it."""
+        """Return the files of an epoch that were collected meanwhile: it must not be published."""
         return {path for path in object_paths([epoch]) if path in self._removed}
 
     def after_epoch(self) -> Collected:
-        """Remove what the newest epoch has retired. Lists nothing but `holds/`.
+        """Remove the records and objects that the newest epoch has retired. Lists only `holds/`.
 
-        The epoch is committed: what fails here is logged, and done after a later epoch.
+        The epoch is committed: a failure is logged, and a later epoch tries again.
         """
         try:
             return self._collect()
         except AssertionError:
             raise
         except Exception as error:
-            logger.warning("cairn could not remove all that is retired: %s", error)
+            logger.warning("cairn could not remove all retired files: %s", error)
             return NOTHING
 
     def sweep(self, now_s: float) -> Collected:
-        """Also remove what earlier leaders left: objects and folders that no record names."""
+        """Also remove objects and folders of earlier leaders that no record references."""
         self._count()
         listed = self._store.list(STATE_FOLDER)
         retired = self._collect()
@@ -190,7 +190,7 @@ class Collector:
             if is_known or (writer_term(there.path) or self._term) >= self._term:
                 continue
             if there.path in held:
-                # It was in an epoch once, so nobody is about to publish it.
+                # It was in an epoch once, so no epoch that is under way will use it.
                 self._garbage[there.path] = there.size
                 self._kept_by = found
             elif now_s - there.modified_s > self._grace_s:
@@ -214,7 +214,7 @@ class Collector:
     def _collect(self) -> Collected:
         records = self._count()
         newest = self._log.newest_epoch()
-        end = self._log.retired_below()
+        end = self._log.oldest_kept()
         collected = NOTHING
         has_retired = newest is not None and bool(records) and end > records[0].number
         if has_retired or self._may_be_free():
@@ -232,7 +232,7 @@ class Collector:
         return collected
 
     def _may_be_free(self) -> bool:
-        """Has anything changed for what only holds kept, or could not be removed?"""
+        """True if garbage that holds kept, or that could not be removed, may be free now."""
         if not self._garbage:
             return False
         found, now_ms = self._kept_by, time.time_ns() // 1_000_000
@@ -241,7 +241,7 @@ class Collector:
         return found.listing != self._store.list(HOLDS_FOLDER)
 
     def _count(self) -> deque[_Record]:
-        """Take in the records that were appended since; all that are there."""
+        """Count the records that were appended since, and return all that exist."""
         if self._records is None:
             self._uncounted.extend(self._log.numbers())
             self._records = deque()
@@ -282,16 +282,16 @@ class Collector:
         except RestoreError:
             # A retired record may be left without the one it was written against, when a
             # leader died while removing them. Any other unreadable record stops collection.
-            if number >= self._log.retired_below():
+            if number >= self._log.oldest_kept():
                 raise
             return None
         return record if isinstance(record, Epoch) else None
 
     def _retire(self, end: int) -> int:
-        """Remove the records before `end`; what only they referenced becomes garbage."""
+        """Remove the records before `end`; objects that only they referenced become garbage."""
         records = self._count()
         epochs = 0
-        # Records first: a record without its files would be a lie, files without a record are
+        # Records first: a record without its files would be damage, files without a record are
         # only waste. One by one, oldest first: the log relies on it.
         while records and records[0].number < end:
             self._log.forget(records[0].number)
@@ -319,7 +319,7 @@ class Collector:
         return free
 
     def _remove(self, paths: list[str]) -> None:
-        # Remembered first: if the removal fails half way, some of them are gone.
+        # Remembered first: a removal that fails half way has removed some of them.
         for path in paths:
             self._removed[path] = None
         while len(self._removed) > _REMOVED_MEMORY_MAX:
@@ -327,19 +327,19 @@ class Collector:
         self._store.delete(paths)
 
     def _remove_spark_folders(self, now_s: float) -> None:
-        """Those of older terms that no epoch names. Spark runs in one that is named, or in ours."""
+        """Remove Spark's folders of older terms that no epoch references."""
         modified_s: dict[str, float] = {}
         for there in self._spark_store.list(SPARK_FOLDER):
             match = _SPARK_FOLDER.match(there.path)
             if match and int(match[2]) < self._term and match[1] not in self._spark_folders:
                 modified_s[match[1]] = max(there.modified_s, modified_s.get(match[1], 0.0))
         for folder, at_s in modified_s.items():
-            # A driver that has lost its leadership may not have noticed yet.
+            # A driver that was fenced may not have noticed yet.
             if now_s - at_s > self._grace_s:
                 self._spark_store.delete_folder(folder)
 
     def _shrink_holds(self) -> None:
-        """Tell the checkpoints we share objects with which ones we no longer need."""
+        """Reduce our holds on other checkpoints to the objects that we still need."""
         if not self._holds_to_shrink:
             return
         try:

@@ -1,18 +1,18 @@
-"""The list of files that Spark's file source has read, cut where a new query goes on.
+"""The log of files that Spark's file source has read, cut where a new query continues.
 
-    <n>            the files of entry n, a header and a line of JSON each
-    <n>.compact    the files of all entries up to n; one every `interval` entries
+    <n>            the files of listing n: a header and a line of JSON for each file
+    <n>.compact    the files of all listings up to n; one every `interval` listings
 
-The interval is a setting, and Spark does not write it down. It looks for the last two compact
-files, whose distance is the interval. Where there is one, it takes a divisor of that number that
-is close to the setting; where there is none, it takes the setting. Then it expects the last
-compact file, and every entry after it, where the interval puts them. So a cut list ends with the
-two compact files that name its interval, and Spark reads it whatever the setting is by then. A
-list that is too short for two of them is laid out for the setting, where that is known.
+The interval is a setting, and Spark does not store it. Spark derives it from the distance of the
+last two compact files. With one compact file it uses a divisor of its number close to the
+setting, without any it uses the setting. Then it expects the last compact file, and every file
+after it, at the numbers that follow from the interval. So a cut log ends with the two compact
+files that define its interval, and Spark reads it with any setting. A log that is too short for
+two of them is laid out for the setting, if that is known.
 
 Always true here:
-- Spark reads exactly the files of the entries up to the cut;
-- entries that Spark has cleaned up are found in a later compact file, or the list is not cut.
+- Spark reads exactly the lines up to the cut;
+- lines whose file Spark has cleaned up come from a later compact file, or the log is not cut.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ DEFAULT_INTERVAL: Final = 10
 def cut_file_log(
     log: Mapping[str, bytes], last: int, setting: int | None = None
 ) -> dict[str, bytes] | None:
-    """Return the list as it was after entry `last`; None where entries of it are gone.
+    """Return the log as it was after file `last`; None if earlier lines are lost.
 
-    `setting`: the interval that the next query is started with; by default the one that the list
+    `setting` is the interval that the next query is started with; by default the one that the log
     was written with.
     """
     compacts = sorted(int(name.removesuffix(COMPACT)) for name in log if name.endswith(COMPACT))
@@ -57,7 +57,7 @@ def cut_file_log(
         before = _last_compact(last, interval)
         cut, head = _lay_out(found, _names(before, last), last)
     if interval is not None and before >= interval:
-        # Spark reads its name alone.
+        # Spark reads only its name.
         name = f"{before - interval}{COMPACT}"
         cut[name] = log.get(name, head.encode())
     return cut
@@ -66,9 +66,9 @@ def cut_file_log(
 def lay_out_list(
     lines: Sequence[str], last: int, setting: int | None = None, head: str = "v1"
 ) -> dict[str, bytes]:
-    """Return the files of a list with these lines, up to entry `last`.
+    """Return the files of a log with these lines, up to file `last`.
 
-    All lines are in the first file: Spark reads the files of a list as one.
+    All lines are in the first file: Spark reads the files of a log as one.
     """
     interval = setting or DEFAULT_INTERVAL
     before = _last_compact(last, interval)
@@ -76,15 +76,15 @@ def lay_out_list(
     files = {name: head.encode() for name in names}
     files[names[0]] = "\n".join([head, *lines]).encode()
     if before >= interval:
-        # Spark reads its name alone.
+        # Spark reads only its name.
         files[f"{before - interval}{COMPACT}"] = head.encode()
     return files
 
 
-def missing_entry(names: Collection[str], last: int, setting: int) -> str | None:
-    """Return a file that Spark expects with this setting and does not find; None if there is none.
+def find_missing_file(names: Collection[str], last: int, setting: int) -> str | None:
+    """Return a file that Spark expects with this setting but does not find; None if all exist.
 
-    A list that is too short for two compact files may have been laid out for another setting.
+    A log that is too short for two compact files may have been laid out for another setting.
     """
     compacts = sorted(int(name.removesuffix(COMPACT)) for name in names if name.endswith(COMPACT))
     interval = _interval_spark_finds(compacts, setting)
@@ -106,7 +106,7 @@ def _interval_spark_finds(compacts: Sequence[int], setting: int) -> int:
 
 
 def _lay_out(found: list[bytes], names: list[str], last: int) -> tuple[dict[str, bytes], str]:
-    """The same files under other names, the first of which lists them all; and the header."""
+    """Return these files, the first with all lines up to `last`; and the header."""
     head, kept = "", []
     for data in found:
         head, *lines = _lines(data)
@@ -121,18 +121,18 @@ def _lines(data: bytes) -> list[str]:
 
 
 def _names(before: int, last: int) -> list[str]:
-    """The compact file `before`, if there is one, and every entry after it."""
+    """Return the names of the compact file `before`, if any, and of every file after it."""
     names = [str(number) for number in range(before + 1, last + 1)]
     return names if before < 0 else [f"{before}{COMPACT}", *names]
 
 
 def _last_compact(last: int, interval: int) -> int:
-    """The last compact file up to an entry; -1 where there is none yet."""
+    """Return the number of the last compact file up to `last`; -1 before the first."""
     return (last + 1) // interval * interval - 1
 
 
 def _interval(compacts: list[int], last: int) -> int | None:
-    """The distance of the two compact files around an entry, or of those next to it."""
+    """Return the distance of the two compact files around `last`, or of those next to it."""
     if len(compacts) < 2:
         return None
     after = sum(number <= last for number in compacts)
@@ -141,6 +141,6 @@ def _interval(compacts: list[int], last: int) -> int | None:
 
 
 def _guess_interval(only: int) -> int:
-    """The interval of a list with one compact file: a divisor, not below Spark's default."""
+    """Return the interval of a log with one compact file: a divisor, not below the default."""
     count = only + 1
     return next((n for n in range(DEFAULT_INTERVAL, count) if count % n == 0), count)

@@ -1,12 +1,11 @@
-"""The folder sources/ of Spark's streaming checkpoint: read, and made again.
+"""Read the folder sources/ of Spark's streaming checkpoint.
 
-    sources/<index>/<n>          the files that a file source saw in its entry n
-    sources/<index>/<n>.compact  those of all entries up to n
-    sources/<index>/0            of other sources: where they began
+    sources/<index>/<n>          the log of a file source: the files that it found in its listing n
+    sources/<index>/<n>.compact  the files of all listings up to n
+    sources/<index>/0            the start of other sources
 
 Always true here:
-- an entry has lines, or it is refused: Spark never adds an empty one;
-- a list is made again from its lines alone.
+- a file of a log has lines, or it is refused: Spark never writes an empty one.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ FILE_BYTES_MAX: Final = 16 * 1024
 _TAIL_BYTES: Final = 64 * 1024
 _HEAD_LINES: Final = 2
 _VERSION: Final = re.compile(r"v\d+")
-_ENTRY: Final = re.compile(r"(\d+)(\.compact)?")
+_LOG_FILE: Final = re.compile(r"(\d+)(\.compact)?")
 
 
 class _Line(msgspec.Struct):
@@ -41,12 +40,12 @@ _decode_line: Final = msgspec.json.Decoder(_Line).decode
 
 
 def source_lines(offsets: str) -> list[str]:
-    """The line of each source in an offsets file."""
+    """Return the line of each source in an offsets file."""
     return offsets.strip().split("\n")[_HEAD_LINES:]
 
 
 def log_offset(line: str) -> int | None:
-    """The file source's offset; None for other sources."""
+    """Return the offset of a file source; None for other sources."""
     try:
         parsed = json.loads(line)
     except ValueError:
@@ -61,32 +60,32 @@ def log_offset(line: str) -> int | None:
 def new_lines(
     store: Store, position: SparkPosition, index: int, after: int, last: int, *, is_known: bool
 ) -> list[str]:
-    """The lines of the entries after one, up to another."""
+    """Return the lines of a file source's log after file `after`, up to file `last`."""
     folder = f"{position.folder}/sources/{index}"
     if last == after + 1:
-        lines = _entry_lines(store, folder, last)
+        lines = _file_lines(store, folder, last)
         if lines:
             return lines
-    by_entry = _lines_by_entry(store, folder)
-    # If the list was never kept, Spark may have removed old entries of it.
+    by_number = _lines_by_number(store, folder)
+    # If the log was never kept, Spark may have removed old files of it.
     needed = range(after + 1, last + 1) if is_known else [last]
-    missing = [number for number in needed if not by_entry.get(number)]
+    missing = [number for number in needed if not by_number.get(number)]
     if missing:
         raise list_is_gone(store, position, index, missing[0])
-    return [line for number in range(after + 1, last + 1) for line in by_entry.get(number, ())]
+    return [line for number in range(after + 1, last + 1) for line in by_number.get(number, ())]
 
 
-def _entry_lines(store: Store, folder: str, number: int) -> list[str]:
-    """The lines of one entry; none when they are not found at once."""
+def _file_lines(store: Store, folder: str, number: int) -> list[str]:
+    """Return the lines of one file of a log; none if they are not found at once."""
     try:
         lines = lines_of(store.get(f"{folder}/{number}"), f"{store.url}/{folder}/{number}")
     except NotFoundError:
         lines = _compact_tail(store, folder, number)
-    return [line for line in lines if entry_of(line) == number]
+    return [line for line in lines if listing_of(line) == number]
 
 
 def _compact_tail(store: Store, folder: str, number: int) -> list[str]:
-    """The lines at the end of a compact file that may be of its own entry."""
+    """Return the lines at the end of a compact file, those of its own listing among them."""
     path = f"{folder}/{number}.compact"
     size = _size(store, folder, path)
     if size is None:
@@ -95,40 +94,40 @@ def _compact_tail(store: Store, folder: str, number: int) -> list[str]:
     while True:
         start = max(0, size - length)
         data = store.get_range(path, start, size - start)
-        # The first one is the file's head, or cut.
+        # The first line is the header, or cut.
         lines = data.decode(errors="replace").split("\n")[1:]
-        if start == 0 or (lines and entry_of(lines[0]) not in (None, number)):
+        if start == 0 or (lines and listing_of(lines[0]) not in (None, number)):
             return lines
         length *= 4
 
 
 def _size(store: Store, folder: str, path: str) -> int | None:
-    """The size of a file in a folder; None when it is not there."""
+    """Return the size of a file in a folder; None if it does not exist."""
     local = store.local_path(path)
     if local is not None:
         return os.path.getsize(local) if os.path.exists(local) else None
     return next((found.size for found in store.list(folder) if found.path == path), None)
 
 
-def _lines_by_entry(store: Store, folder: str) -> dict[int, list[str]]:
-    """All lines in a folder, each once."""
+def _lines_by_number(store: Store, folder: str) -> dict[int, list[str]]:
+    """Return all lines in a folder by listing, without repetitions."""
     found: dict[int, dict[str, None]] = {}
     for there in store.list(folder):
-        if not _ENTRY.fullmatch(there.path.rpartition("/")[2]):
+        if not _LOG_FILE.fullmatch(there.path.rpartition("/")[2]):
             continue
         try:
             lines = lines_of(store.get(there.path), f"{store.url}/{there.path}")
         except NotFoundError:
             continue  # Spark has cleaned it up since it was listed.
         for line in lines:
-            number = entry_of(line)
+            number = listing_of(line)
             if number is not None:
                 found.setdefault(number, {})[line] = None
     return {number: list(lines) for number, lines in found.items()}
 
 
 def lines_of(data: bytes, name: str) -> list[str]:
-    """The lines of an entry, without Spark's head."""
+    """Return the lines of a file of a log, without Spark's header."""
     try:
         head, *lines = data.decode().split("\n")
     except UnicodeDecodeError:
@@ -137,14 +136,14 @@ def lines_of(data: bytes, name: str) -> list[str]:
         raise CorruptFileError(
             f"Spark's list of files that a source has read is damaged\n  file: {name}\n"
             f"  expected: v1 in its first line, found: {head[:20]!r}\n"
-            "  next: bring the file back from a backup",
+            "  next: restore the file from a backup",
             file=name,
         )
     return [line for line in lines if line]
 
 
-def entry_of(line: str) -> int | None:
-    """Return the entry that a line of a list belongs to; None if it is not such a line."""
+def listing_of(line: str) -> int | None:
+    """Return the listing that a line of a log belongs to; None if it is not such a line."""
     try:
         return _decode_line(line.encode()).batchId
     except msgspec.MsgspecError:
@@ -152,24 +151,24 @@ def entry_of(line: str) -> int | None:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """The files of a list that Spark reads: from the last compact one on."""
-    entries = {int(match[1]): name for name in names if (match := _ENTRY.fullmatch(name))}
-    start = max((n for n, name in entries.items() if name.endswith(".compact")), default=0)
-    return [entries[number] for number in sorted(entries) if number >= start]
+    """Return the files of a log that Spark reads: from the last compact one on."""
+    numbered = {int(match[1]): name for name in names if (match := _LOG_FILE.fullmatch(name))}
+    start = max((n for n, name in numbered.items() if name.endswith(".compact")), default=0)
+    return [numbered[number] for number in sorted(numbered) if number >= start]
 
 
-def is_entry(name: str) -> bool:
-    """True if a file of this name is an entry of a file source's list."""
-    return _ENTRY.fullmatch(name) is not None
+def is_log_file(name: str) -> bool:
+    """True if a file of this name belongs to the log of a file source."""
+    return _LOG_FILE.fullmatch(name) is not None
 
 
 def is_kept(name: str, size: int) -> bool:
-    """True if this is the first entry of a log, which is written once, and small."""
+    """True if this is the first file of a source, which is written once, and small."""
     return name.rpartition("/")[2] == "0" and size <= FILE_BYTES_MAX
 
 
 def small_files(store: Store, folder: str, index: int) -> dict[str, bytes]:
-    """The files of a source that are kept, by path below sources/<index>/."""
+    """Return the files of a source that an epoch keeps, by path below sources/<index>/."""
     root = f"{folder}/sources/{index}/"
     found = {}
     for there in store.list(root):
@@ -185,17 +184,17 @@ def read_sources(
     cuts: Mapping[int, int | None],
     only: Collection[int] | None,
 ) -> tuple[dict[str, bytes], dict[int, dict[str, bytes]]]:
-    """(files to be kept as they are, entries of lists that must be cut, by source)."""
+    """Return the files to keep unchanged, and by source the files of logs that must be cut."""
     root = f"{position.folder}/sources/"
     files: dict[str, bytes] = {}
     logs: dict[int, dict[str, bytes]] = {}
     for found in store.list(root):
         name = found.path[len(root) :]
-        source, _, entry = name.partition("/")
+        source, _, file = name.partition("/")
         index = int(source) if source.isdigit() else None
         if only is not None and index not in only:
             continue
-        is_list = index is not None and cuts.get(index) is not None and _ENTRY.fullmatch(entry)
+        is_list = index is not None and cuts.get(index) is not None and _LOG_FILE.fullmatch(file)
         if is_list and index in position.logs:
             continue
         try:
@@ -203,7 +202,7 @@ def read_sources(
         except NotFoundError:
             continue  # Spark has cleaned it up since it was listed.
         if index is not None and is_list:
-            logs.setdefault(index, {})[entry] = data
+            logs.setdefault(index, {})[file] = data
         else:
             files[name] = data
     return files, logs
@@ -213,12 +212,12 @@ def read_sources(
 
 
 def list_is_gone(store: Store, position: SparkPosition, index: int, number: int) -> RestoreError:
-    """The error for an entry of a file source's list that is not there."""
+    """Return the error of a file source whose log has lost a file."""
     file = f"{position.folder}/sources/{index}/{number}"
     return RestoreError(
         f"Spark's list of files already read by source {describe_source(position, index)} is gone\n"
         f"  expected: {store.url}/{file}\n"
-        "  going on without it would read every file again\n"
+        "  without it, every file would be read again\n"
         "  next: say where Spark's log is, if elsewhere (spark_checkpoint=, --spark-checkpoint), "
         "or restore that folder from a backup",
         file=file,
@@ -226,11 +225,11 @@ def list_is_gone(store: Store, position: SparkPosition, index: int, number: int)
 
 
 def describe_source(position: SparkPosition, index: int) -> str:
-    """A source in an error message."""
+    """Return the name of a source for an error message."""
     names = position.sources
     return f"{index} ({names[index]!r})" if index < len(names) else str(index)
 
 
-def entry_name(number: int) -> str:
-    """The file of an entry, in error messages: as it is called with Spark's default interval."""
+def log_file_name(number: int) -> str:
+    """Return the name of a file of a log with Spark's default interval, for error messages."""
     return str(number) if (number + 1) % DEFAULT_INTERVAL else f"{number}{COMPACT}"

@@ -1,14 +1,14 @@
-"""Copy into the epoch what Spark's sources keep beside their offsets.
+"""Copy the files that Spark's sources keep beside their offsets into the epoch.
 
-Spark's own files carry no checksum: a list that lost its lines reads as a list without files,
-and Spark would read every file again. So each epoch keeps the lines that its batch added. The
-last few are in the manifest itself; more than that go into objects of the checkpoint
-(`state/<term>/<digest>.lines`), ten of which become one, so a manifest stays small.
+Spark's own files have no checksum: a log that lost its lines looks like one without files, and
+Spark would read every file again. So each epoch keeps the lines that its batch added. The last
+few are in the manifest; older ones are in objects of the checkpoint
+(`state/<term>/<digest>.lines`), which are merged ten at a time, so manifests stay small.
 
 Always true here:
-- a batch adds the lines of its own entries: the list before them is not read again;
-- an entry has lines, or the batch is refused: Spark never adds an empty one;
-- lines that are read back are those that were kept, or CorruptFileError names the object.
+- a batch adds its own lines: earlier files of the log are not read again;
+- a file of the log has lines, or the batch is refused: Spark never writes an empty one;
+- lines are read back as they were written, or a CorruptFileError names the object.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ import msgspec
 from cairn.errors import CorruptFileError, RestoreError
 from cairn.storage.manifest import FileRef, SourceLog, SparkPosition
 from cairn.storage.pack import state_path
-from cairn.storage.seen_files import cut_file_log, lay_out_list, missing_entry
+from cairn.storage.seen_files import cut_file_log, find_missing_file, lay_out_list
 from cairn.storage.source_files import (
     describe_source,
-    entry_name,
-    entry_of,
     in_order,
-    is_entry,
     is_kept,
+    is_log_file,
     lines_of,
     list_is_gone,
+    listing_of,
+    log_file_name,
     log_offset,
     new_lines,
     read_sources,
@@ -41,7 +41,7 @@ from cairn.storage.source_files import (
 from cairn.storage.store import NotFoundError, Store, other_store
 
 LINES_BYTES_MAX: Final = 8 * 1024
-"""Lines in a manifest; when there are more, all of them go into an object."""
+"""Limit of the lines in a manifest; beyond it all of them go into an object."""
 _MERGED_CHUNKS: Final = 10
 _READ_ATTEMPTS_MAX: Final = 3
 
@@ -57,9 +57,9 @@ def advance(
     checkpoint: Store,
     term: int,
 ) -> SparkPosition:
-    """Return the position with what its sources keep, given the logs of the position before.
+    """Return the position with the logs of its sources, given the logs of the position before.
 
-    `store` has Spark's folder; lines that do not fit into a manifest are put into `checkpoint`.
+    `store` has Spark's folder; lines that do not fit into a manifest are written to `checkpoint`.
     """
     found = {}
     for index, line in enumerate(source_lines(position.offsets)):
@@ -88,9 +88,9 @@ def _advance_list(
     if last < after:
         raise RestoreError(
             f"Spark's offset of source {describe_source(position, index)} goes back\n"
-            f"  found: entry {last} of its list of files, expected: entry {after} or later\n"
+            f"  found: file {last} of its log, expected: file {after} or later\n"
             f"  file: {store.url}/{position.folder}/offsets/{position.batch_id}\n"
-            "  next: start the job again; it goes on after the newest epoch",
+            "  next: start the job again; it continues after the newest epoch",
             file=f"{position.folder}/offsets/{position.batch_id}",
         )
     lines = new_lines(store, position, index, after, last, is_known=before is not None)
@@ -100,7 +100,7 @@ def _advance_list(
 def log_of_files(
     files: Mapping[str, bytes], position: SparkPosition, *, checkpoint: Store, term: int
 ) -> dict[int, SourceLog]:
-    """The logs of a position whose files under sources/ are given, as a savepoint has them."""
+    """Return the logs of a position, given its files under sources/, as a savepoint has them."""
     found = {}
     for index, line in enumerate(source_lines(position.offsets)):
         last = log_offset(line)
@@ -121,7 +121,7 @@ def _with_lines(
     chunks, lines = log.chunks, [*log.lines, *lines]
     if sum(map(len, lines)) > LINES_BYTES_MAX:
         tier, others = 0, _MERGED_CHUNKS - 1
-        # Merged before anything is written: an object that no epoch names would be an orphan.
+        # Merged before anything is written, so that no orphan is left.
         while len(chunks) >= others and chunks[-others].tier == chunks[-1].tier == tier:
             older = [line for ref in chunks[-others:] for line in read_chunk(checkpoint, ref)]
             chunks, lines, tier = chunks[:-others], older + lines, tier + 1
@@ -167,24 +167,24 @@ def _damage_error(name: str, what: str) -> CorruptFileError:
     return CorruptFileError(
         f"a list of files that a source has read is damaged: {what}\n"
         f"  file: {name}\n"
-        "  next: `cairn verify` shows what else is damaged; bring the file back, or start from "
+        "  next: `cairn verify` shows what else is damaged; restore the file, or start from "
         "a savepoint",
         file=name,
     )
 
 
 def read_lines(checkpoint: Store, log: SourceLog) -> list[str]:
-    """Return all lines of a file source's list, oldest first."""
+    """Return all lines of a file source's log, oldest first."""
     return [line for ref in log.chunks for line in read_chunk(checkpoint, ref)] + log.lines
 
 
 def find_differing_file(
     store: Store, position: SparkPosition, *, checkpoint: Store, is_running: bool = False
 ) -> str | None:
-    """Return the path of a file under sources/ whose content differs from what the epoch keeps;
-    None if there is none, or the epoch keeps nothing.
+    """Return a file under sources/ that differs from the epoch's copy; None if all are equal, or
+    the epoch has no copy.
 
-    `is_running`: entries after those of the epoch do not count as a difference.
+    With `is_running`, files after those of the epoch do not count as a difference.
     """
     for index, log in position.logs.items():
         root = f"{position.folder}/sources/{index}"
@@ -193,24 +193,24 @@ def find_differing_file(
                 return f"{root}/{name}"
         if log.last >= 0:
             expected = read_lines(checkpoint, log)
-            path = _differing_entry(store, root, log.last, expected, is_running)
+            path = _find_differing_file_of_log(store, root, log.last, expected, is_running)
             if path is not None:
                 return path
     return None
 
 
-def _differing_entry(
+def _find_differing_file_of_log(
     store: Store, root: str, last: int, expected: Sequence[str], is_running: bool
 ) -> str | None:
     names = in_order(found.path[len(root) + 1 :] for found in store.list(root))
-    # Without a compact file, the list begins with its first entry.
+    # Without a compact file, the log begins with its first file.
     number = int(names[0].partition(".")[0]) if names and names[0].endswith(".compact") else 0
     at = 0
     for name in names:
         path = f"{root}/{name}"
         found = int(name.partition(".")[0])
         if found != number:
-            return f"{root}/{entry_name(found - 1)}"
+            return f"{root}/{log_file_name(found - 1)}"
         if number > last and not is_running:
             return path
         try:
@@ -218,14 +218,14 @@ def _differing_entry(
         except CorruptFileError:
             return path
         if number > last:
-            lines = [line for line in lines if (entry_of(line) or 0) <= last]
+            lines = [line for line in lines if (listing_of(line) or 0) <= last]
         if lines != expected[at : at + len(lines)]:
             return path
         at += len(lines)
-        if at < len(expected) and (entry_of(expected[at]) or 0) <= number:
+        if at < len(expected) and (listing_of(expected[at]) or 0) <= number:
             return path
         number += 1
-    return f"{root}/{entry_name(number)}" if number <= last else None
+    return f"{root}/{log_file_name(number)}" if number <= last else None
 
 
 def _get(store: Store, path: str) -> bytes | None:
@@ -246,11 +246,11 @@ def source_files(
     only: Collection[int] | None = None,
     compact_interval: int | None = None,
 ) -> dict[str, bytes]:
-    """The files under sources/ as they must be right after a position, by path below sources/.
+    """Return the files under sources/ right after a position, by path below sources/.
 
-    Made of what the epoch keeps; what it does not is read from Spark's folder, in `store`.
-    `only`: the indices of the sources that matter. RestoreError where a list of files seen
-    is gone: without it, every file would be read again.
+    They come from the epoch's copy; without one, from Spark's folder in `store`. `only` has the
+    indices of the sources that matter. RestoreError when the log of a file source is lost:
+    without it, every file would be read again.
     """
     cuts = {i: log_offset(line) for i, line in enumerate(source_lines(position.offsets))}
     cuts = {index: last for index, last in cuts.items() if only is None or index in only}
@@ -264,10 +264,10 @@ def source_files(
                 continue
             cut = cut_file_log(logs.get(index, {}), last, compact_interval)
             if cut is None:
-                # Spark may just have compacted it: the list was of before, the files of after.
+                # Spark may have compacted it between listing and reading.
                 missing = (index, last)
                 break
-            files.update({f"{index}/{entry}": data for entry, data in cut.items()})
+            files.update({f"{index}/{name}": data for name, data in cut.items()})
         if missing is None:
             break
     if missing is not None:
@@ -284,12 +284,12 @@ def source_files(
 def for_setting(
     files: Mapping[str, bytes], position: SparkPosition, compact_interval: int
 ) -> dict[str, bytes]:
-    """The files under sources/ of a position, for a session with another compact interval."""
+    """Return the files under sources/, for a session with another compact interval."""
     found = dict(files)
     for index, last in _list_ends(position).items():
         prefix = f"{index}/"
         names = (name.removeprefix(prefix) for name in files if name.startswith(prefix))
-        log = {name: found[prefix + name] for name in names if is_entry(name)}
+        log = {name: found[prefix + name] for name in names if is_log_file(name)}
         cut = cut_file_log(log, last, compact_interval)
         if cut is not None:
             for name in log:
@@ -299,18 +299,19 @@ def for_setting(
 
 
 def find_misplaced_file(store: Store, position: SparkPosition, compact_interval: int) -> str | None:
-    """The path of a file that Spark would expect with this compact interval, and not find."""
+    """Return a file that Spark expects with this compact interval but does not find."""
     for index, last in _list_ends(position).items():
         root = f"{position.folder}/sources/{index}"
         names = {found.path[len(root) + 1 :] for found in store.list(root)}
-        missing = missing_entry({name for name in names if is_entry(name)}, last, compact_interval)
+        logs = {name for name in names if is_log_file(name)}
+        missing = find_missing_file(logs, last, compact_interval)
         if missing is not None:
             return f"{root}/{missing}"
     return None
 
 
 def _list_ends(position: SparkPosition) -> dict[int, int]:
-    """Per file source that has read something, by its index: the last entry of its list."""
+    """Return the number of the last file in the log of each file source, by its index."""
     offsets = {i: log_offset(line) for i, line in enumerate(source_lines(position.offsets))}
     return {index: last for index, last in offsets.items() if last is not None and last >= 0}
 

@@ -1,19 +1,19 @@
-"""Spark's own streaming checkpoint: read, and laid out anew where Spark is to go on.
+"""Read Spark's own streaming checkpoint, and lay out one from which Spark continues.
 
     <folder>/metadata, offsets/<batch>, commits/<batch>, sources/<i>/…
 
-An offsets file has two lines of its own, then a line per source, in the order in which
-Spark numbers them; "-" stands for a source that has given nothing yet. Beside its offset a
-source may keep files under sources/<i>/ (`source_logs`): the file source, the list of files
-it has seen. The epoch has a copy of them, so a folder is laid out from the log alone.
+An offsets file has two lines of its own, then a line per source, in the order in which Spark
+numbers them; "-" stands for a source without an offset yet. A source may also keep files under
+sources/<i>/ (`source_logs`): the file source keeps a log of the files it has read. The epoch has
+a copy of them, so a folder is laid out from the log of the checkpoint alone.
 
-A position without offsets is one before anything was read: there is nothing to lay out for it,
-and every source starts at its beginning.
+A position without offsets is the one before the first batch: nothing is laid out for it, and
+every source starts at its beginning.
 
 Always true here:
-- from a folder that was laid out, Spark resumes right after the position it was laid out for;
-- the folder that is read is never changed; the two may lie in different stores;
-- input that would be read twice without anybody's wish is refused, never read.
+- from a folder that was laid out, Spark resumes right after its position;
+- the folder that is read is never changed; the two may be in different stores;
+- a layout that would read input twice is refused, unless the user asked for it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from cairn.storage.store import NotFoundError, Store
 
 NO_OFFSET: Final = "-"
 NO_WATERMARK: Final = b'v1\n{"nextBatchWatermarkMs":0}'
-"""A batch as committed, in Spark's words."""
+"""The content of Spark's file for a committed batch."""
 COMPACT_SETTING: Final = "spark.sql.streaming.fileSource.log.compactInterval"
 _HEAD_LINES: Final = 2
 _UNREAD: Final = "unread"
@@ -46,18 +46,18 @@ _VERSION: Final = re.compile(r"v\d+")
 
 
 def spark_folder(term: int) -> str:
-    """Where Spark's log of a leader lies."""
+    """Return Spark's folder of a leader."""
     return f"{SPARK_FOLDER}/{term:012d}"
 
 
 def read_offsets(store: Store, folder: str, batch_id: int) -> str:
-    """The raw text of Spark's offset file of a batch. CorruptFileError when it is none."""
+    """Return the raw text of the offset file of a batch. CorruptFileError if it is malformed."""
     path = f"{folder}/offsets/{batch_id}"
     return check_file(store, path, store.get(path))
 
 
 def check_file(store: Store, path: str, data: bytes) -> str:
-    """The text of a file in offsets/ or commits/: a version, then JSON. Or CorruptFileError."""
+    """Return the text of a file in offsets/ or commits/; CorruptFileError if it is malformed."""
     try:
         text = data.decode()
         version, _, rest = text.partition("\n")
@@ -69,7 +69,7 @@ def check_file(store: Store, path: str, data: bytes) -> str:
     raise CorruptFileError(
         f"a file of Spark's streaming checkpoint is damaged\n  file: {store.url}/{path}\n"
         f"  expected: a version and a line of JSON, found: {data[:40]!r}\n"
-        "  next: bring the file back from a backup, or start from a savepoint",
+        "  next: restore the file from a backup, or start from a savepoint",
         file=f"{store.url}/{path}",
     )
 
@@ -77,9 +77,9 @@ def check_file(store: Store, path: str, data: bytes) -> str:
 def find_damaged_file(
     store: Store, position: SparkPosition, committed: Collection[int]
 ) -> str | None:
-    """The path of a file that Spark reads when it starts and that is missing or malformed.
+    """Return a file that Spark reads when it starts and that is missing or malformed, or None.
 
-    `committed`: the batches with a file in commits/. None when all is well.
+    `committed` has the batches with a file in commits/.
     """
     batch_id = position.batch_id
     folder = position.folder
@@ -103,7 +103,7 @@ def names_query(metadata: bytes | None) -> TypeGuard[bytes]:
 
 
 def same_offsets(left: str, right: str) -> bool:
-    """Whether two offset files name the same input. The line of settings and clock is not input."""
+    """True if two offset files name the same input. Settings and clock are ignored."""
     return list(map(_canonical, source_lines(left))) == list(map(_canonical, source_lines(right)))
 
 
@@ -126,15 +126,15 @@ def lay_out(
     checkpoint: Store | None = None,
     compact_interval: int | None = None,
 ) -> None:
-    """A folder in `target` from which Spark resumes right after a position in `source`.
+    """Write a folder in `target` from which Spark resumes right after a position in `source`.
 
-    `checkpoint` has the epoch of that position, where that is not `source`. `compact_interval` is
-    what COMPACT_SETTING is in the session of the query to come, if that is known.
+    `checkpoint` has the epoch of that position, if `source` does not. `compact_interval` is the
+    value of COMPACT_SETTING in the session of the next query, if known.
     """
     metadata = None
     if source.url == target.url:
-        # The query keeps its id. A copy elsewhere is another query: Spark stops whichever
-        # runs when a second one of the same id starts beside it.
+        # The query keeps its id. A copy elsewhere is another query: Spark stops a running query
+        # when a second one with the same id starts.
         metadata = read_metadata(source, position.folder)
     files = source_files(source, position, checkpoint=checkpoint, compact_interval=compact_interval)
     lay_out_from(position, files, folder, target, metadata=metadata)
@@ -148,10 +148,10 @@ def lay_out_from(
     *,
     metadata: bytes | None = None,
 ) -> SparkPosition:
-    """A folder from which Spark resumes right after a position; the position in that folder.
+    """Write a folder from which Spark resumes right after a position; return its new position.
 
-    `sources` are the files under sources/, as `source_files` gives them. Without
-    `metadata`, or with one that is damaged, the query gets an id of its own.
+    `sources` are the files under sources/, as `source_files` returns them. Without `metadata`, or
+    if it is damaged, the query gets a new id.
     """
     if not source_lines(position.offsets):
         return msgspec.structs.replace(position, folder=folder)
@@ -162,14 +162,14 @@ def lay_out_from(
     target.put(f"{folder}/metadata", metadata)
     batch_id, offsets = position.batch_id, position.offsets.encode()
     target.put(f"{folder}/commits/{batch_id}", NO_WATERMARK)
-    # Spark reads the batch before the last one too, but only to learn where the last began.
+    # Spark also reads the batch before the last one, for the start of the last one.
     for number in sorted({max(0, batch_id - 1), batch_id}):
         target.put(f"{folder}/offsets/{number}", offsets)
     return msgspec.structs.replace(position, folder=folder)
 
 
 def read_metadata(store: Store, folder: str) -> bytes | None:
-    """Spark's file that names the query, if it is there."""
+    """Return Spark's file that names the query; None if it does not exist."""
     try:
         return store.get(f"{folder}/metadata")
     except NotFoundError:
@@ -182,7 +182,7 @@ def leave_unread(store: Store, folder: str, batch_id: int) -> None:
 
 
 def last_planned(store: Store, folder: str, batch_ids: Collection[int]) -> int | None:
-    """The last of these batches that may have been processed."""
+    """Return the last of these batches that may have been processed."""
     try:
         unread = int(store.get(f"{folder}/{_UNREAD}"))
     except NotFoundError:
@@ -201,7 +201,7 @@ def last_planned(store: Store, folder: str, batch_ids: Collection[int]) -> int |
 
 
 class SourceChange(NamedTuple):
-    """What a program's sources are to a position: `kept` maps new indices to old ones."""
+    """The sources of a program compared with a position; `kept` maps new indices to old ones."""
 
     kept: dict[int, int]
     dropped: list[str]
@@ -211,10 +211,10 @@ class SourceChange(NamedTuple):
 def match_sources(
     position: SparkPosition, sources: Sequence[str], reset_sources: Collection[str] = ()
 ) -> SourceChange | None:
-    """A program's sources, in Spark's order, found in a position; None where that cannot be told.
+    """Find a program's sources, in Spark's order, in a position; None if they cannot be matched.
 
-    A position that does not know the names is taken to be of the same sources. It cannot
-    be told which is which where a source is several inputs to Spark.
+    A position without names is assumed to have the same sources. Sources cannot be matched if one
+    of them is several inputs to Spark.
     """
     if not source_lines(position.offsets):
         return SourceChange({}, [], is_same=False)
@@ -235,7 +235,7 @@ def match_sources(
 def move_logs(
     position: SparkPosition, sources: Sequence[str], reset_sources: Collection[str] = ()
 ) -> dict[int, SourceLog]:
-    """Return the logs of a program's sources that a position keeps, by their index now."""
+    """Return the logs in a position of a program's sources, by their new index."""
     change = match_sources(position, sources, reset_sources)
     if change is None or change.is_same:
         return position.logs
@@ -253,16 +253,15 @@ def lay_out_for(
     checkpoint: Store | None = None,
     compact_interval: int | None = None,
 ) -> bool:
-    """Like `lay_out`, for a program with other sources than the position is of.
+    """Like `lay_out`, for a program with other sources than the position.
 
-    Sources keep their positions wherever they stand now; new ones, and those in
-    `reset_sources`, start at their beginning. False, and nothing is laid out, where no
-    source has a position to keep.
+    Sources keep their offsets when their order changes; new ones, and those in `reset_sources`,
+    start at their beginning. Returns False, and writes nothing, if no source has an offset.
     """
     change = match_sources(position, sources, reset_sources)
     if change is None:
         raise RestoreError(
-            f"cannot tell which of Spark's offsets are those of {', '.join(sources)}\n"
+            f"cannot match Spark's offsets with the sources {', '.join(sources)}\n"
             f"  it was made from: {', '.join(position.sources) or 'unknown'}\n"
             "  next: start with the sources it had, in that order",
             batch=position.batch_id,
@@ -292,8 +291,8 @@ def lay_out_for(
         compact_interval=compact_interval,
     )
     for name, data in found.items():
-        index, _, entry = name.partition("/")
-        files[f"{moved[index]}/{entry}"] = data
+        index, _, file = name.partition("/")
+        files[f"{moved[index]}/{file}"] = data
     head = position.offsets.strip().split("\n")[:_HEAD_LINES]
     moved_to = msgspec.structs.replace(
         position, offsets="\n".join([*head, *lines]), sources=list(sources)

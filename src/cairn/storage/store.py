@@ -50,7 +50,7 @@ ATTEMPTS_MAX: Final = 5
 _BUCKET_SCHEMES: Final = frozenset({"s3", "s3a", "gs", "az", "azure", "abfs", "abfss"})
 _RENAMING_SCHEMES: Final = frozenset({"hdfs", "viewfs"})
 
-# Errors that say for certain that nothing was written and that trying again is no use.
+# Errors after which certainly nothing was written, and a retry would fail again.
 _PERMANENT: Final = (
     obstore_errors.AlreadyExistsError,
     obstore_errors.InvalidPathError,
@@ -70,7 +70,7 @@ _RANGE_BEYOND_END: Final = re.compile(r"InvalidRange|StartTooLarge|416")
 
 
 class NotFoundError(KeyError):
-    """There is no object at this path. Internal: callers turn it into a CairnError."""
+    """The path has no object. Internal: callers turn it into a CairnError."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -87,21 +87,21 @@ class StoredObject(NamedTuple):
 
 
 class Store(ABC):
-    """Objects under one url. Paths are relative, with forward slashes."""
+    """Objects below one url. Paths are relative, with forward slashes."""
 
     url: str
 
     @abstractmethod
     def get(self, path: str) -> bytes:
-        """The whole object. NotFoundError when there is none."""
+        """Return the whole object, or raise NotFoundError."""
 
     @abstractmethod
     def get_range(self, path: str, offset: int, length: int) -> bytes:
-        """Up to `length` bytes from `offset`; fewer when the object ends before that."""
+        """Return up to `length` bytes from `offset`; fewer if the object ends before that."""
 
     @abstractmethod
     def put(self, path: str, data: bytes) -> None:
-        """Write, replacing what was there. Only for content-addressed or private objects."""
+        """Write or replace an object. Only for content-addressed or private objects."""
 
     @abstractmethod
     def put_file(self, path: str, local_file: str) -> None:
@@ -109,26 +109,26 @@ class Store(ABC):
 
     @abstractmethod
     def put_if_absent(self, path: str, data: bytes) -> bool:
-        """Create the object. False when it exists; CommitUnknownError when nobody can say."""
+        """Create the object. False if it exists; CommitUnknownError if the outcome is unknown."""
 
     @abstractmethod
     def move(self, src: str, dst: str) -> None:
-        """Rename, replacing `dst`. Done already when `dst` exists and `src` is gone."""
+        """Rename, replacing `dst`. Does nothing if `dst` exists and `src` does not."""
 
     @abstractmethod
     def delete(self, paths: Iterable[str]) -> None:
-        """Remove objects, in no particular order. Missing ones are fine."""
+        """Remove objects, in any order. Missing ones are ignored."""
 
     def delete_folder(self, prefix: str) -> None:
-        """Remove everything under a folder, in no particular order; hidden names too."""
+        """Remove everything below a folder, in any order; hidden names too."""
         self.delete([found.path for found in self.list(prefix)])
 
     @abstractmethod
     def list(self, prefix: str = "") -> list[StoredObject]:
-        """All objects under a folder, sorted by path. Hidden names are left out."""
+        """Return all objects below a folder, sorted by path, without hidden names."""
 
     def list_unfinished(self, prefix: str = "") -> dict[str, str]:
-        """Temporary files under a folder, of writers at work or dead: what each was to become."""
+        """Return the temporary files below a folder, with their targets."""
         return {}
 
     @abstractmethod
@@ -136,7 +136,7 @@ class Store(ABC):
 
     @abstractmethod
     def local_path(self, path: str) -> str | None:
-        """The file behind this object, when the store is a local folder."""
+        """Return the file of this object, if the store is a local folder."""
 
 
 class Retry:
@@ -157,7 +157,7 @@ class Retry:
 
 
 def is_transient(error: BaseException) -> bool:
-    """May the same call succeed a little later?"""
+    """True if the same call may succeed a little later."""
     if isinstance(error, _PERMANENT) or is_not_found(error):
         return False
     if isinstance(error, OSError):
@@ -166,7 +166,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def is_away(error: BaseException) -> bool:
-    """True if a store could not be reached, and may be later; a disk is always there."""
+    """True if a store could not be reached but may be later; never for a local disk."""
     if isinstance(error, OSError):
         return isinstance(error, ConnectionError | TimeoutError)
     return is_transient(error)
@@ -183,20 +183,20 @@ def open_store(
     create: bool = True,
     options: Mapping[str, str] | None = None,
 ) -> Store:
-    """A store for a local path, file://, s3://, gs://, az://, hdfs:// or memory: url.
+    """Open the store at a local path, file://, s3://, gs://, az://, hdfs:// or memory: url.
 
-    `memory:` is a new local folder in memory, `memory:name` the same one each time within
-    this process; both go with it (see `memory`). A local folder that is not there is
-    made, or with `create=False` a NotFoundError. `options` are those of a bucket, by the
-    names that object_store has for them (`AWS_REGION` …); others are left aside.
+    `memory:` is a new local folder in memory, `memory:name` the same one each time within this
+    process (see `memory`). A missing local folder is created; with `create=False` it is a
+    NotFoundError. `options` are those of a bucket, under the names of object_store
+    (`AWS_REGION` …); others are ignored.
     """
     retry = retry or Retry()
     parts = urlsplit(url)
     if parts.scheme == "memory":
-        # Other processes cannot know the name, so the store goes by its folder.
+        # The name means nothing to other processes, so the url is that of the folder.
         return LocalStore(memory_folder(url[len("memory:") :].strip("/")), retry)
     if parts.scheme in _BUCKET_SCHEMES:
-        # Retries are ours: inside obstore they would hide that a put may have been done twice.
+        # We retry: a retry inside obstore could repeat a put without our knowledge.
         bucket: Any = obstore_stores.from_url(
             url, retry_config={"max_retries": 0}, **_bucket_settings(options or {})
         )
@@ -230,7 +230,7 @@ def _bucket_settings(options: Mapping[str, str]) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=64)
 def other_store(url: str) -> Store:
-    """The store of another checkpoint that this one refers to. RestoreError when it is gone."""
+    """Open the store of another checkpoint that this one refers to, or raise RestoreError."""
     try:
         return open_store(url, create=False)
     except NotFoundError:
@@ -243,12 +243,12 @@ def other_store(url: str) -> Store:
 
 
 def file_path(url: str) -> str:
-    """The path in a file: url, taken literally as Spark does: `#` and `%` are part of names."""
+    """Return the path in a file: url, literally as Spark does: `#` and `%` are part of names."""
     return re.sub(r"^file:(//[^/]*)?", "", url, flags=re.IGNORECASE)
 
 
 class ObjectStore(Store):
-    """Any store of obstore's; reads of local files go through here too."""
+    """A store of obstore; reads of local files use it too."""
 
     def __init__(self, url: str, inner: Any, retry: Retry) -> None:
         self.url = url
@@ -272,7 +272,7 @@ class ObjectStore(Store):
             try:
                 return bytes(self._inner.get_range(path, start=offset, length=length))
             except obstore_errors.GenericError as error:
-                # Wholly beyond the end: the object is shorter than expected, and stays so.
+                # The range is beyond the end. A retry would not help.
                 if _RANGE_BEYOND_END.search(str(error)):
                     return b""
                 raise
@@ -311,11 +311,11 @@ class ObjectStore(Store):
     def delete(self, paths: Iterable[str]) -> None:
         paths = list(paths)
         try:
-            # In bulk: a bucket takes a thousand in one request.
+            # In bulk: a bucket deletes a thousand in one request.
             self._call("", lambda: self._inner.delete(paths) if paths else None)
             return
         except NotFoundError:
-            pass  # Some stores stop at one that is missing.
+            pass  # Some stores stop at a missing object.
         for path in paths:
             try:
                 self._call(path, lambda path=path: self._inner.delete(path))  # type: ignore[misc]
@@ -373,7 +373,7 @@ class LocalStore(ObjectStore):
         return open_store, (self.root,)
 
     def get_range(self, path: str, offset: int, length: int) -> bytes:
-        # Not through obstore, which copies twice: of state that is read as a table a third.
+        # Not through obstore, which copies twice and takes a third of the time of a table read.
         source = os.path.join(self.root, check_path(path))
 
         def read() -> bytes:
@@ -396,7 +396,7 @@ class LocalStore(ObjectStore):
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         target = self._target(path)
-        # Nothing is visible before the link, so up to there a retry is harmless.
+        # Nothing is visible before the link, so a retry until then is harmless.
         temporary = self._retry(lambda: write_temporary(target, lambda file: write_all(file, data)))
         linked = False
         try:
@@ -475,12 +475,12 @@ class LocalStore(ObjectStore):
 
 
 def is_bucket(url: str) -> bool:
-    """Whether a url is of an object store: nothing can be renamed there, only copied."""
+    """True for the url of an object store, where files are copied instead of renamed."""
     return urlsplit(url).scheme in _BUCKET_SCHEMES
 
 
 def check_path(path: str) -> str:
-    """The path, unless it could lead out of its store."""
+    """Return the path. ValueError if it could lead out of its store."""
     if not path or path.startswith("/") or any(p in ("", ".", "..") for p in path.split("/")):
         raise ValueError(f"not a path inside a store: {path!r}")
     return path
@@ -488,7 +488,7 @@ def check_path(path: str) -> str:
 
 def _unknown(url: str, path: str, cause: BaseException) -> CommitUnknownError:
     return CommitUnknownError(
-        f"the store did not say whether {path!r} was created\n"
+        f"it is unknown if the store has created {path!r}\n"
         f"  store: {url}\n"
         f"  cause: {type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}\n"
         "  next: read the object back before trying again",

@@ -1,9 +1,9 @@
-"""Check a checkpoint from end to end: is everything there, and is it what was written?
+"""Check that every file of a checkpoint exists and has the content that was written.
 
-Damage is listed, not raised, so that one report shows all of it. Nothing is changed.
-A branch is checked with the files it shares, where they lie. Other formats than segments are
-checked by whoever knows them: `checkers`. Spark's own folder is compared with the epochs
-(`verify_spark`), and notes for people are read (`verify_notes`).
+Damage is listed, not raised, so that one report shows all of it. Nothing is changed. The files
+that a branch shares are checked in their own checkpoint. `checkers` check formats other than
+segments. Spark's own folder is compared with the epochs (`verify_spark`), and notes for people
+are read (`verify_notes`).
 
 Always true here:
 - a report without damage means that every epoch in the log can be restored;
@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
-import psutil
 
 from cairn.errors import CairnError
+from cairn.process_identity import is_pid_alive
 from cairn.storage.files import open_segment
 from cairn.storage.holds import Hold, branch_of_hold, find_holds
 from cairn.storage.log import Log, read_job, record_path
@@ -45,7 +45,7 @@ class Damage(NamedTuple):
 
 
 Checker = Callable[[Store, FileRef], None]
-"""Reads a file of one format; raises a CairnError that says what is wrong with it."""
+"""Reads a file of one format; raises a CairnError that describes the damage."""
 
 
 class Report(NamedTuple):
@@ -71,15 +71,15 @@ def verify(
     checkers: Mapping[str, Checker] | None = None,
     spark_store: Store | None = None,
 ) -> Report:
-    """Read and check everything that a record of the log references, and what lies beside it.
+    """Read and check all files that records of the log reference, then Spark's folder and notes.
 
     `progress(done, total)` counts files; `checkers` are by `FileRef.format`. `spark_store` has
-    Spark's folder, where that is not the checkpoint.
+    Spark's folder, if it is not in the checkpoint.
     """
     damage: list[Damage] = []
     job = _check_job(store, damage)
     log = Log(store)
-    # Retired records may be half way gone; nobody starts from them any more.
+    # Retired records may be half removed; nobody starts from them any more.
     numbers = _drop_retired(log, log.numbers(), damage)
     for before, after in itertools.pairwise(numbers):
         if after != before + 1:
@@ -133,17 +133,17 @@ def _check_job(store: Store, damage: list[Damage]) -> JobInfo | None:
     if job is None:
         damage.append(Damage(JOB_PATH, "the file is missing"))
     if store.exists(REMOVAL_PATH):
-        damage.append(Damage(REMOVAL_PATH, "its removal was interrupted; `cairn rm` goes on"))
+        damage.append(Damage(REMOVAL_PATH, "its removal was interrupted; `cairn rm` continues it"))
     return job
 
 
 def _drop_retired(log: Log, numbers: list[int], damage: list[Damage]) -> list[int]:
     try:
-        retired_below = log.retired_below()
+        oldest_kept = log.oldest_kept()
     except CairnError as error:
         damage.append(Damage(record_path(numbers[-1]), error.message))
         return numbers
-    return [number for number in numbers if number >= retired_below]
+    return [number for number in numbers if number >= oldest_kept]
 
 
 def _read_epochs(log: Log, numbers: list[int], damage: list[Damage]) -> list[Epoch]:
@@ -158,7 +158,7 @@ def _read_epochs(log: Log, numbers: list[int], damage: list[Damage]) -> list[Epo
         if isinstance(record, Epoch):
             epochs.append(record)
         elif isinstance(record, Restore) and record.epoch >= numbers[0]:
-            # Below the oldest record it is retired; above, it must be there.
+            # Below the oldest record it is retired; above, it must exist.
             restored = record.epoch
             if restored not in known:
                 damage.append(Damage(record_path(number), f"restores {restored}, not there"))
@@ -175,14 +175,14 @@ class _Files:
         self._packs: set[tuple[str, str]] = set()
 
     def there(self, url: str) -> dict[str, StoredObject]:
-        """The objects under state/ of a store."""
+        """Return the objects below state/ of a store."""
         if url not in self._there:
             store = self._stores.setdefault(url, other_store(url)) if url else self._stores[url]
             self._there[url] = {found.path: found for found in store.list(STATE_FOLDER)}
         return self._there[url]
 
     def check(self, ref: FileRef) -> Iterator[tuple[str, str]]:
-        """(path, what is wrong) for each object of a file."""
+        """Yield (path, what is wrong) for each damaged object of a file."""
         try:
             there = self.there(ref.store)
         except CairnError as error:
@@ -235,7 +235,7 @@ def _check_spark(
     try:
         newest = log.newest_epoch()
     except CairnError:
-        return []  # It is listed already.
+        return []  # The damage is in the list already.
     if newest is None:
         return []
     found = (Damage(*each) for each in check_spark(store, log.store, epochs, newest))
@@ -243,7 +243,7 @@ def _check_spark(
 
 
 def _check_holds(store: Store, damage: list[Damage]) -> tuple[frozenset[str], list[Damage]]:
-    """What is held, and the holds that nobody needs any more."""
+    """Return the objects that are held, and the holds that nobody needs any more."""
     try:
         found = find_holds(store)
     except CairnError as error:
@@ -262,11 +262,11 @@ def _check_holds(store: Store, damage: list[Damage]) -> tuple[frozenset[str], li
 def _why_stale(path: str, hold: Hold) -> str | None:
     job_id = branch_of_hold(path)
     if hold.until_ms:
-        return None  # It ends by itself.
+        return None  # The hold has an end.
     if job_id is None or not hold.url:
         writer = _WRITER.fullmatch(hold.by)
         is_here = writer is not None and writer[2] == socket.gethostname()
-        if writer and is_here and not psutil.pid_exists(int(writer[1])):
+        if writer and is_here and is_pid_alive(int(writer[1])) is False:
             return f"the process that wrote it is gone: {hold.by}"
         return None
     try:
@@ -274,9 +274,9 @@ def _why_stale(path: str, hold: Hold) -> str | None:
         job = read_job(branch)
         has_epoch = bool(branch.list(LOG_FOLDER))
     except NotFoundError:
-        return f"there is no branch at {hold.url}"
+        return f"no branch at {hold.url}"
     except Exception as error:
         return f"the branch at {hold.url} cannot be read: {error}"
     if job is None or job.job_id != job_id:
-        return f"there is no branch at {hold.url}"
+        return f"no branch at {hold.url}"
     return None if has_epoch else f"the branch at {hold.url} was not finished"

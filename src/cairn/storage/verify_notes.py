@@ -1,7 +1,7 @@
 """Check the notes for people in a checkpoint: graph/, failures/, savepoints/ and endings/.
 
-Nothing reads them to decide anything, and readers leave out what they cannot read. So damage
-would go unnoticed: a savepoint would be missing in a list, without a word.
+No job depends on them, and readers leave out unreadable ones. So damage would go unnoticed: a
+savepoint would be missing in a list.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cairn.storage.store import NotFoundError, Store, open_store
 
 
 class _Graph(msgspec.Struct):
-    """A start writes more than this; every one writes these."""
+    """The fields that every version of cairn writes."""
 
     job: str
     sources: list[dict[str, Any]]
@@ -56,7 +56,7 @@ _decode_id: Final = msgspec.json.Decoder(_Id).decode
 
 
 def check_notes(store: Store) -> Iterator[tuple[str, str, bool]]:
-    """Yield (path, what is wrong, is it stale only) for each note that is of no use."""
+    """Yield (path, what is wrong, is_stale) for each damaged or stale note."""
     for folder, kind in _KINDS.items():
         for found in store.list(folder):
             try:
@@ -74,8 +74,8 @@ def check_notes(store: Store) -> Iterator[tuple[str, str, bool]]:
 
 
 def _why_stale(note: SavepointNote) -> str | None:
-    """Why a note leads to no savepoint; it may have been moved."""
-    nothing = f"there is no savepoint at {note.url}"
+    """Return why a note is stale; None if its savepoint exists."""
+    nothing = f"no savepoint at {note.url}"
     try:
         data = open_store(note.url, create=False).get(SAVEPOINT_PATH)
         found = unseal(data, f"{note.url}/{SAVEPOINT_PATH}", _decode_id)

@@ -1,11 +1,11 @@
 """Check Spark's own streaming checkpoint against the epochs: offsets, commits, sources.
 
-A start compares the same things and lays out Spark's folder again where it finds a difference
-(`driver/coordinator/rewind`). So what is found here costs no rows; it shows that something has
-changed files which nothing but Spark should change.
+A start compares the same files and lays out Spark's folder again if it finds a difference
+(`driver/coordinator/rewind`). So damage here loses no rows; it shows that something other than
+Spark has changed the files.
 
 Always true here:
-- a job may run meanwhile: batches that are newer than the newest epoch are left alone.
+- a job may run meanwhile: batches after the newest epoch are ignored.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def check_spark(
     position = newest.spark
     folder = position.folder
     if not folder or not position.offsets or not store.list(folder):
-        return  # Nothing was read yet; or Spark's folder is elsewhere, or gone as a whole.
+        return  # Nothing was read yet, or Spark's folder is elsewhere or was removed.
     texts: dict[str, str] = {}
     for found in (*store.list(f"{folder}/offsets"), *store.list(f"{folder}/commits")):
         try:

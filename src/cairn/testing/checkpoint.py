@@ -10,7 +10,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping
 
-from cairn.driver.coordinator.ranges import advance, ranges_for, take_in
+from cairn.driver.coordinator.ranges import advance, apply_compaction, ranges_for
 from cairn.ids import new_id
 from cairn.protocol.messages import Begin, OperatorAck
 from cairn.protocol.scoped_state import ScopedState
@@ -99,7 +99,7 @@ class Checkpoint:
                 base, held.uid, held.groups, self._store, begin, scratch, lambda: None
             )
         base.close()
-        based = take_in(part, written)
+        based = apply_compaction(part, written)
         assert based is not None, "a base of the newest epoch fits"
         return self.advanced(held, None, rows, based)
 

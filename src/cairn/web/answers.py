@@ -6,7 +6,7 @@ Always true here:
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, TypeVar, overload
+from typing import Annotated, Final, TypeVar, overload
 
 import msgspec
 from starlette.requests import Request
@@ -80,10 +80,3 @@ async def json_body(request: Request, shape: type[T]) -> T:
         return msgspec.json.decode(await request.body(), type=shape)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(400, "bad-request", f"The body is invalid: {error}") from None
-
-
-def body_schema(shape: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the JSON schema of a body without nested structs."""
-    _, schemas = msgspec.json.schema_components([shape])
-    schema: dict[str, Any] = schemas[shape.__name__]
-    return schema

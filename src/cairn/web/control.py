@@ -27,10 +27,10 @@ from starlette.routing import Route
 from cairn.errors import CairnError
 from cairn.logs import logger
 from cairn.report.status import ACTIVE
-from cairn.web.answers import body_schema, json_body, json_response
+from cairn.web.answers import json_body, json_response
 from cairn.web.auth import check_control
 from cairn.web.errors import ApiError
-from cairn.web.openapi import BOOLEAN, INTEGER, STRING, Docs, nullable, objekt, operation
+from cairn.web.openapi import Docs, operation
 from cairn.web.site import LiveRun, Site
 
 NAME: Final = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
@@ -50,6 +50,18 @@ class Rescale(msgspec.Struct, forbid_unknown_fields=True):
 
 class Stop(msgspec.Struct, forbid_unknown_fields=True):
     savepoint: SavepointName | None = None
+
+
+class Saved(msgspec.Struct):
+    url: str
+    epoch: int
+    rows: int
+    bytes: int
+
+
+class Stopping(msgspec.Struct):
+    savepoint: str | None
+    stopping: bool = True
 
 
 def routes(site: Site) -> list[Route]:
@@ -79,9 +91,7 @@ class _Control:
             url = savepoint_url(self._site, name)
             logger.info("a client requests a savepoint of job %r", run.name)
             saved = run.savepoint(url)
-        return json_response(
-            {"url": url, "epoch": saved.epoch, "rows": saved.rows, "bytes": saved.bytes}
-        )
+        return json_response(Saved(url, saved.epoch, saved.rows, saved.bytes))
 
     async def rescale(self, request: Request) -> Response:
         check_control(self._site, request)
@@ -92,7 +102,7 @@ class _Control:
         with self._one_at_a_time() as run:
             logger.info("a client rescales job %r to %d", run.name, asked.parallelism)
             run.rescale(asked.parallelism)
-        return json_response({"parallelism": asked.parallelism}, 202)
+        return json_response(Rescale(asked.parallelism), 202)
 
     async def stop(self, request: Request) -> Response:
         check_control(self._site, request)
@@ -111,7 +121,7 @@ class _Control:
         except BaseException:
             self._turn.release()
             raise
-        return json_response({"stopping": True, "savepoint": url}, 202)
+        return json_response(Stopping(url), 202)
 
     def _stop_run(self, run: LiveRun, savepoint: str | None) -> None:
         try:
@@ -176,8 +186,8 @@ DOCS: Final[Docs] = {
     "/api/control/savepoint": {
         "post": operation(
             "Write the newest committed epoch to its own folder; the run continues",
-            body=body_schema(Savepoint),
-            answer=objekt(url=STRING, epoch=INTEGER, rows=INTEGER, bytes=INTEGER),
+            body=Savepoint,
+            answer=Saved,
             errors=(409,),
             control=True,
         )
@@ -185,8 +195,8 @@ DOCS: Final[Docs] = {
     "/api/control/rescale": {
         "post": operation(
             "From the next epoch on, run with this many subtasks",
-            body=body_schema(Rescale),
-            answer=objekt(parallelism=INTEGER),
+            body=Rescale,
+            answer=Rescale,
             status=202,
             errors=(409,),
             control=True,
@@ -195,8 +205,8 @@ DOCS: Final[Docs] = {
     "/api/control/stop": {
         "post": operation(
             "End the run after the current epoch, with a savepoint if one is named",
-            body=body_schema(Stop),
-            answer=objekt(stopping=BOOLEAN, savepoint=nullable(STRING)),
+            body=Stop,
+            answer=Stopping,
             status=202,
             errors=(409,),
             control=True,

@@ -24,7 +24,7 @@ import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -37,6 +37,9 @@ from cairn.web.answers import EpochNumber
 from cairn.web.auth import is_control, is_token
 from cairn.web.errors import describe
 from cairn.web.site import Site
+
+if TYPE_CHECKING:
+    from cairn.snapshots.tables import StateSource, StateTable
 
 STREAMS_MAX: Final = 8
 ENDPOINTS_MAX: Final = 16
@@ -76,7 +79,7 @@ class _Token(flight.ServerMiddlewareFactory):  # type: ignore[misc]
     def __init__(self, site: Site) -> None:
         self._site = site
 
-    def start_call(self, info: Any, headers: dict[str, list[Any]]) -> None:
+    def start_call(self, info: object, headers: dict[str, list[str]]) -> None:
         token = self._site.settings.token
         if token is None:
             return
@@ -120,11 +123,11 @@ class FlightSite(flight.FlightServerBase):  # type: ignore[misc]
             _close_connections(self.port)
             ending.join(CLOSE_S)
 
-    def list_flights(self, context: Any, criteria: bytes) -> Iterator[Any]:
+    def list_flights(self, context: object, criteria: object) -> Iterator[Any]:
         with _flight_errors(), self._site.open_state() as source:
             return iter([self._info(source.epoch, table) for table in source.tables()])
 
-    def get_flight_info(self, context: Any, descriptor: Any) -> Any:
+    def get_flight_info(self, context: object, descriptor: Any) -> Any:
         with _flight_errors():
             asked = _read_descriptor(descriptor)
             with self._site.open_state(asked.epoch, hold=True) as source:
@@ -132,13 +135,13 @@ class FlightSite(flight.FlightServerBase):  # type: ignore[misc]
                 self._holds.keep(source.epoch)
                 return info
 
-    def get_schema(self, context: Any, descriptor: Any) -> Any:
+    def get_schema(self, context: object, descriptor: Any) -> Any:
         with _flight_errors():
             asked = _read_descriptor(descriptor)
             with self._site.open_state(asked.epoch) as source:
                 return flight.SchemaResult(source.table(asked.operator, asked.state).schema)
 
-    def do_get(self, context: Any, ticket: Any) -> Any:
+    def do_get(self, context: object, ticket: Any) -> Any:
         with _flight_errors():
             asked = _decode(ticket.ticket, Ticket)
             groups = range(asked.first_group, asked.last_group + 1)
@@ -161,19 +164,21 @@ class FlightSite(flight.FlightServerBase):  # type: ignore[misc]
 
     # The base class answers these with a traceback.
 
-    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+    def do_put(self, context: object, descriptor: object, reader: object, writer: object) -> None:
         raise _read_only_error()
 
-    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+    def do_exchange(
+        self, context: object, descriptor: object, reader: object, writer: object
+    ) -> None:
         raise _read_only_error()
 
-    def do_action(self, context: Any, action: Any) -> Any:
+    def do_action(self, context: object, action: object) -> object:
         raise _read_only_error()
 
-    def list_actions(self, context: Any) -> Any:
+    def list_actions(self, context: object) -> Iterator[object]:
         return iter(())
 
-    def _info(self, epoch: int, table: Any) -> Any:
+    def _info(self, epoch: int, table: StateTable) -> Any:
         name = {"operator": table.operator, "state": table.state, "epoch": epoch}
         endpoints = [
             flight.FlightEndpoint(
@@ -213,7 +218,7 @@ class _Holds:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._lock = threading.Lock()
-        self._held: dict[int, tuple[Any, threading.Timer]] = {}
+        self._held: dict[int, tuple[StateSource, threading.Timer]] = {}
 
     def keep(self, epoch: int, *, is_new: bool = True) -> None:
         """Hold an epoch from now on; with `is_new=False` only if it is held already."""
@@ -247,7 +252,7 @@ class _Holds:
             _release(held)
 
 
-def _release(held: tuple[Any, threading.Timer] | None) -> None:
+def _release(held: tuple[StateSource, threading.Timer] | None) -> None:
     if held is not None:
         held[1].cancel()
         held[0].close()
@@ -260,7 +265,7 @@ class _Stream:
         self, site: Site, ticket: Ticket, groups: range, streams: threading.BoundedSemaphore
     ) -> None:
         self._streams: threading.BoundedSemaphore | None = streams
-        self._source: Any = None
+        self._source: StateSource | None = None
         self._closing = site.closing
         try:
             self._source = site.open_state(ticket.epoch, hold=True)
@@ -313,11 +318,12 @@ def _flight_errors() -> Iterator[None]:
         raise flight.FlightInternalError("the server failed; see its log") from None
 
 
-def make_error(code: str, message: str) -> Any:
-    return flight.FlightServerError(message, extra_info=code.encode())
+def make_error(code: str, message: str) -> Exception:
+    error: Exception = flight.FlightServerError(message, extra_info=code.encode())
+    return error
 
 
-def _read_only_error() -> Any:
+def _read_only_error() -> Exception:
     return make_error("not-here", "this server only reads states")
 
 

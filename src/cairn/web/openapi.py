@@ -92,26 +92,26 @@ def operation(
     summary: str,
     *,
     parameters: Sequence[Schema] = (),
-    body: Schema | None = None,
-    answer: Schema | type[msgspec.Struct] | None = None,
+    body: type[msgspec.Struct] | None = None,
+    answer: Schema | type[msgspec.Struct] = STRING,
     status: int = 200,
     errors: Iterable[int] = (),
     content_type: str = "application/json",
     control: bool = False,
 ) -> Operation:
-    """Describe an operation by its answer, a struct or a schema, and by its errors."""
+    """Describe an operation by its body, its answer and its errors."""
     refused = {*errors, *_REFUSALS, *(_WITH_BODY if body is not None else ())}
-    schema = STRING if answer is None else answer
-    schemas: Schema = {}
-    if isinstance(schema, type):
-        template = "#/components/schemas/{name}"
-        (schema,), schemas = msgspec.json.schema_components((schema,), ref_template=template)
+    shapes = [shape for shape in (body, answer) if isinstance(shape, type)]
+    template = "#/components/schemas/{name}"
+    refs, schemas = msgspec.json.schema_components(shapes, ref_template=template)
     description: Schema = {
         "summary": summary,
         "responses": {
             str(status): {
                 "description": "Done" if body is not None else "The answer",
-                "content": {content_type: {"schema": schema}},
+                "content": {
+                    content_type: {"schema": refs[-1] if isinstance(answer, type) else answer}
+                },
             },
             **{str(code): {"$ref": f"#/components/responses/{code}"} for code in sorted(refused)},
         },
@@ -120,7 +120,7 @@ def operation(
         description["parameters"] = list(parameters)
     if body is not None:
         description["requestBody"] = {
-            "required": True, "content": {"application/json": {"schema": body}}
+            "required": True, "content": {"application/json": {"schema": refs[0]}}
         }  # fmt: skip
     if control:
         description["security"] = [{"control": []}]

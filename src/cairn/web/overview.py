@@ -96,7 +96,7 @@ class JobOverview(msgspec.Struct, frozen=True, kw_only=True):
     now_ms: int
     epoch: EpochReport | None
     slots: list[SlotInfo]
-    """Where each subtask runs and logs; empty without a run."""
+    """Executor and log of each subtask; empty without a run."""
     leader: Leader | None
     session: bool = False
     """The browser has a session that it can end."""
@@ -197,7 +197,7 @@ def graph(store: Store) -> GraphView:
 def epochs(log: Log, trail: Trail, limit: int, before: int | None) -> EpochPage:
     """Return epochs in brief, newest first."""
     found = trail.newest(log, limit, before)
-    return EpochPage(epochs=found, oldest_kept=log.retired_below(), limit=limit)
+    return EpochPage(epochs=found, oldest_kept=log.oldest_kept(), limit=limit)
 
 
 def epoch(store: Store, log: Log, trail: Trail, number: int) -> EpochDetail:
@@ -268,7 +268,7 @@ def failures(store: Store, log: Log, trail: Trail) -> FailureList:
 def _sample(log: Log, number: int, uid: str) -> list[LetterSample]:
     """Return a few of the rows that an operator put aside in an epoch, while it is kept."""
     try:
-        if number < log.retired_below():
+        if number < log.oldest_kept():
             return []
         return log.epoch(number).metrics.operators.get(uid, NOTHING_MEASURED).error_sample
     except RestoreError:

@@ -87,7 +87,7 @@ DOCS: Final[Docs] = {
 def render(site: Site) -> str:
     """The text of a scrape."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(list(families(site))))  # type: ignore[arg-type]
+    registry.register(_Collector(list(families(site))))
     return generate_latest(registry).decode()
 
 

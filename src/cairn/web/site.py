@@ -1,9 +1,9 @@
-"""What is served: one checkpoint, and the run that writes it, if that is here.
+"""A site serves one checkpoint, and the run that writes it if that is in this process.
 
 Always true here:
-- nothing of the job is changed through the store of a site: it only reads, and of what may
-  last it writes a hold beside the epochs, so that the job keeps the epoch meanwhile;
-- a thread has a Log of its own.
+- a site does not change the job through its store: it reads, and for a long read it writes a
+  hold beside the epochs, so that the job keeps the epoch meanwhile;
+- each thread has its own Log.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _text(error: BaseException | None) -> str | None:
 
 
 class LiveAnswer(Protocol):
-    """What a look-up found: cairn.query.live has it."""
+    """The result of a lookup, as `cairn.query.live` has it."""
 
     @property
     def value(self) -> Any: ...
@@ -64,7 +64,7 @@ class LiveAnswer(Protocol):
 
 
 class LiveAnswers(Protocol):
-    """Of many keys, all as of one epoch; keys without state are absent."""
+    """The results of many keys, all as of one epoch; keys without state are absent."""
 
     @property
     def values(self) -> dict[Any, Any]: ...
@@ -75,7 +75,7 @@ class LiveAnswers(Protocol):
 
 
 class LiveRun(Protocol):
-    """What is used of a run."""
+    """A run, as far as a site uses it."""
 
     name: str
 
@@ -115,9 +115,9 @@ class Site:
         self.run = run
         self.sessions = Sessions()
         self.closing = threading.Event()
-        """Set when the server is about to end: what lasts must end by itself."""
+        """Set when the server is about to end: long reads must end by themselves."""
         self.flight_port: int | None = None
-        """Where whole states are served, once they are."""
+        """The port of Arrow Flight, once whole states are served."""
         self._on_closing: list[Callable[[], None]] = []
         self._logs = threading.local()
         self._heavy = threading.BoundedSemaphore(HEAVY_READS_MAX)
@@ -127,7 +127,7 @@ class Site:
         self._health_lock = threading.Lock()
 
     def on_closing(self, call: Callable[[], None]) -> None:
-        """To be called when the server is about to end."""
+        """Register a call for the end of the server."""
         self._on_closing.append(call)
 
     def close(self) -> None:
@@ -145,11 +145,11 @@ class Site:
 
     @property
     def has_control(self) -> bool:
-        """Whether a client may change the job."""
+        """True if a client may change the job."""
         return self.settings.control_token is not None and self.run is not None
 
     def open_state(self, epoch: int | None = None, *, hold: bool = False) -> StateSource:
-        """The state as of an epoch, the newest by default. Close it.
+        """Open the state as of an epoch, the newest by default. Close it.
 
         Without a `hold` nothing is written, and a read is a StaleEpochError when the job
         retires the epoch meanwhile. What may last takes one.
@@ -185,10 +185,10 @@ class Site:
             why=run.paused if run.error is None else str(run.error),
             now_ms=now_ms,
             started_ms=self._opened_ms,
-            trigger_ms=self._declared_trigger_ms(),
+            trigger_ms=self._read_trigger_ms(),
         )
 
-    def _declared_trigger_ms(self) -> int:
+    def _read_trigger_ms(self) -> int:
         """Return the interval that the run was started with; it does not change."""
         if self._trigger_ms is None:
             _, self._trigger_ms = read_declared(self.log)
@@ -204,7 +204,7 @@ class Site:
 
     @contextmanager
     def heavy(self) -> Iterator[None]:
-        """Around a read that costs much: only a few at once, the others come again."""
+        """Bound the number of expensive reads at once; beyond it, raise 429."""
         if not self._heavy.acquire(blocking=False):
             raise ApiError(
                 429,

@@ -24,7 +24,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cairn.errors import EpochError, StaleEpochError
-from cairn.types.codec.json_values import loose_json
+from cairn.query.json_values import json_column, json_columns, json_rows
+from cairn.snapshots.diff import diff_epochs
+from cairn.types.codec.json_values import json_value, loose_json
 from cairn.web.answers import (
     json_body,
     json_response,
@@ -44,13 +46,23 @@ from cairn.web.reads import (
     value_type,
 )
 from cairn.web.site import Site
-from cairn.web.state_docs import (
+from cairn.web.state_messages import (
     DIFF_ROWS_MAX,
     DOCS,
     KEY_CHARS_MAX,
     SCAN_ROWS_MAX,
+    Difference,
+    Form,
+    KeyValue,
+    ListedState,
     Lookup,
+    ManyKeys,
+    OneKey,
     Sql,
+    SqlResult,
+    StateDifferences,
+    StateList,
+    StatePage,
 )
 
 if TYPE_CHECKING:
@@ -97,33 +109,30 @@ class _States:
         self._diffing = threading.Lock()
 
     def list(self, request: Request) -> Response:
-        from cairn.query.json_values import json_columns
-
         with self._site.open_state(query_epoch(request)) as source:
             return json_response(
-                {
-                    **_source_facts(source),
-                    "job": source.job,
-                    "max_parallelism": source.max_parallelism,
-                    "flight_port": self._site.flight_port,
-                    "states": [
-                        {
-                            "operator": table.operator,
-                            "state": table.state,
-                            "kind": table.kind,
-                            "scope": table.scope,
-                            "keys": table.key_names,
-                            "columns": json_columns(table.schema),
-                            "rows": table.rows,
-                        }
+                StateList(
+                    epoch=source.epoch,
+                    wall_ms=source.wall_ms,
+                    job=source.job,
+                    max_parallelism=source.max_parallelism,
+                    flight_port=self._site.flight_port,
+                    states=[
+                        ListedState(
+                            table.operator,
+                            table.state,
+                            table.kind,
+                            table.scope,
+                            table.key_names,
+                            json_columns(table.schema),
+                            table.rows,
+                        )
                         for table in source.tables()
                     ],
-                }
+                )
             )
 
     def scan(self, request: Request) -> Response:
-        from cairn.query.json_values import json_table
-
         limit = query_int(request, "limit", default=100, least=1, most=SCAN_ROWS_MAX)
         after = query_text(request, "after", chars_max=200)
         start = None if after is None else parse_cursor(after)
@@ -138,14 +147,18 @@ class _States:
         epoch = epoch if start is None else start.epoch
         with self._site.heavy(), self._site.open_state(epoch) as source:
             table = _table(source, request)
-            rows, goes_on = page(table, source.epoch, start, limit)
+            rows, cursor = page(table, source.epoch, start, limit)
             return json_response(
-                {
-                    **_source_facts(source),
-                    **_name_facts(table),
-                    **json_table(table.schema, rows),
-                    "after": None if goes_on is None else goes_on.text(),
-                }
+                StatePage(
+                    epoch=source.epoch,
+                    wall_ms=source.wall_ms,
+                    operator=table.operator,
+                    state=table.state,
+                    kind=table.kind,
+                    columns=json_columns(table.schema),
+                    rows=[row for batch in rows for row in json_rows(batch)],
+                    after=None if cursor is None else cursor.text(),
+                )
             )
 
     async def _run_look_up(self, look_up: Callable[..., Response], *args: object) -> Response:
@@ -168,18 +181,9 @@ class _States:
         table = self._table(request, epoch)
         key = table.parse_key(text)
         answer = self._look_up(table, [key], epoch)
-        (value,) = answer.values
+        (found,) = answer.key_values([key])
         return json_response(
-            {
-                **_name_facts(answer.table),
-                "epoch": answer.epoch,
-                "source": answer.source,
-                "key": _key_json(answer.table, key),
-                "found": value is not ABSENT,
-                "value": answer.json(value),
-                "type": answer.type_name,
-                "form": answer.form,
-            }
+            OneKey(key=found.key, found=found.found, value=found.value, **answer.facts())
         )
 
     async def look_up_many(self, request: Request) -> Response:
@@ -190,23 +194,7 @@ class _States:
         table = self._table(request, asked.epoch)
         keys = [parse_json_key(table, given) for given in asked.keys]
         answer = self._look_up(table, keys, asked.epoch)
-        return json_response(
-            {
-                **_name_facts(answer.table),
-                "epoch": answer.epoch,
-                "source": answer.source,
-                "type": answer.type_name,
-                "form": answer.form,
-                "answers": [
-                    {
-                        "key": _key_json(answer.table, key),
-                        "found": value is not ABSENT,
-                        "value": answer.json(value),
-                    }
-                    for key, value in zip(keys, answer.values, strict=True)
-                ],
-            }
-        )
+        return json_response(ManyKeys(answers=answer.key_values(keys), **answer.facts()))
 
     async def sql(self, request: Request) -> Response:
         asked = await json_body(request, Sql)
@@ -215,7 +203,6 @@ class _States:
         return await run_in_threadpool(self._sql, asked)
 
     def _sql(self, asked: Sql) -> Response:
-        from cairn.query.json_values import json_column, json_columns
         from cairn.query.sql import is_truncated
         from cairn.query.sql_apart import run_sql_apart
 
@@ -223,17 +210,16 @@ class _States:
             shown = run_sql_apart(source, asked.sql, rows_max=asked.limit, timeout_s=SQL_S)
             columns = [json_column(column) for column in shown.columns]
             return json_response(
-                {
-                    **_source_facts(source),
-                    "columns": json_columns(shown.schema),
-                    "rows": list(zip(*columns, strict=True)),
-                    "truncated": is_truncated(shown),
-                }
+                SqlResult(
+                    epoch=source.epoch,
+                    wall_ms=source.wall_ms,
+                    columns=json_columns(shown.schema),
+                    rows=list(zip(*columns, strict=True)),
+                    truncated=is_truncated(shown),
+                )
             )
 
     def diff(self, request: Request) -> Response:
-        from cairn.snapshots.diff import diff_epochs
-
         limit = query_int(request, "limit", default=100, least=0, most=DIFF_ROWS_MAX)
         before, after = query_epoch(request, "from"), query_epoch(request, "to")
         if before is None or after is None:
@@ -257,13 +243,13 @@ class _States:
         finally:
             self._diffing.release()
         rows = [
-            {
-                "change": change,
-                "key": loose_json(example.key if len(diff.key_names) > 1 else [example.key]),
-                "entry": loose_json(example.entry),
-                "before": loose_json(example.before),
-                "after": loose_json(example.after),
-            }
+            Difference(
+                change,
+                [loose_json(part) for part in _key_parts(example.key, diff.key_names)],
+                loose_json(example.entry),
+                loose_json(example.before),
+                loose_json(example.after),
+            )
             for diff in diffs
             for change in ("added", "changed", "removed")
             for example in getattr(diff, f"{change}_examples")
@@ -273,16 +259,16 @@ class _States:
             for change in ("added", "changed", "removed")
         }
         return json_response(
-            {
-                "operator": operator,
-                "state": state,
-                "from": before,
-                "to": after,
-                "keys": diffs[0].key_names if diffs else [],
+            StateDifferences(
+                operator,
+                state,
+                before,
+                after,
+                diffs[0].key_names if diffs else [],
                 **counts,
-                "rows": rows[:limit],
-                "truncated": sum(counts.values()) > len(rows[:limit]),
-            }
+                rows=rows[:limit],
+                truncated=sum(counts.values()) > len(rows[:limit]),
+            )
         )
 
     def _check_kept(self, number: int) -> None:
@@ -348,23 +334,39 @@ class _Answer(NamedTuple):
     """Computed by a function of the job: it has no declared type."""
 
     @property
-    def form(self) -> str:
+    def form(self) -> Form:
         if self.table.kind != "aggregating":
             return "value"
         return "result" if self.is_result else "accumulator"
 
     @property
     def type_name(self) -> str | None:
-        from cairn.query.json_values import json_columns
-
         if self.is_result:
             return None
         (column,) = json_columns(pa.schema([("value", value_type(self.table))]))
         return column["type"]
 
-    def json(self, value: Any) -> Any:
-        from cairn.types.codec.json_values import json_value
+    def facts(self) -> dict[str, Any]:
+        """Return the fields of a `KeyAnswer`."""
+        return {
+            "operator": self.table.operator,
+            "state": self.table.state,
+            "kind": self.table.kind,
+            "epoch": self.epoch,
+            "source": self.source,
+            "type": self.type_name,
+            "form": self.form,
+        }
 
+    def key_values(self, keys: Sequence[Key]) -> list[KeyValue]:
+        found = []
+        for key, value in zip(keys, self.values, strict=True):
+            parts = zip(key, self.table.key_types, strict=True)
+            texts = [json_value(part, type) for part, type in parts]
+            found.append(KeyValue(texts, value is not ABSENT, self._json(value)))
+        return found
+
+    def _json(self, value: Any) -> Any:
         if value is ABSENT:
             return None
         return loose_json(value) if self.is_result else json_value(value, value_type(self.table))
@@ -383,18 +385,8 @@ def _table(source: StateSource, request: Request) -> StateTable:
     return source.table(*_names(request))
 
 
-def _source_facts(source: StateSource) -> dict[str, Any]:
-    return {"epoch": source.epoch, "wall_ms": source.wall_ms, "source": "checkpoint"}
-
-
-def _name_facts(table: StateTable) -> dict[str, Any]:
-    return {"operator": table.operator, "state": table.state, "kind": table.kind}
-
-
-def _key_json(table: StateTable, key: Key) -> list[Any]:
-    from cairn.types.codec.json_values import json_value
-
-    return [json_value(part, type) for part, type in zip(key, table.key_types, strict=True)]
+def _key_parts(key: Any, names: Sequence[str]) -> Sequence[Any]:
+    return key if len(names) > 1 else [key]
 
 
 def _deadline(seconds: float) -> Callable[[], None]:

@@ -48,22 +48,22 @@ class Trail:
             return self._walk(log, epoch, limit, before)
 
     def _walk(self, log: Log, newest: Epoch, limit: int, before: int | None) -> list[EpochReport]:
-        retired_below = log.retired_below()
+        oldest_kept = log.oldest_kept()
         found: list[EpochReport] = []
         report: EpochReport | None = self._of(newest)
         while report is not None and len(found) < limit:
             if before is None or report.epoch < before:
                 found.append(report)
-            report = self._parent(log, report, retired_below)
+            report = self._parent(log, report, oldest_kept)
         return found
 
-    def _parent(self, log: Log, child: EpochReport, retired_below: int) -> EpochReport | None:
+    def _parent(self, log: Log, child: EpochReport, oldest_kept: int) -> EpochReport | None:
         number = child.parent
         if number is None:
             return None
         report = self._seen.get(number)
         if report is None:
-            if number < retired_below:
+            if number < oldest_kept:
                 return None
             try:
                 report = self._of(log.epoch(number))

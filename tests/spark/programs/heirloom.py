@@ -188,7 +188,7 @@ def run_part(spark: Any, checkpoint: Path, first: int, backend: str, **more: Any
     inputs = [PLACE / "rows", PLACE / "rules"]
     for name, schema in zip(inputs, (SCHEMA, RULES), strict=True):
         feed(name, first, schema)
-    job = build(spark, *inputs, PLACE / "out")
+    job = build(spark, inputs[0], inputs[1], PLACE / "out")
     with job.start(
         checkpoint=str(checkpoint), parallelism=2, trigger="available-now", backend=backend, **more
     ) as run:

@@ -137,29 +137,29 @@ def report(**what: Any) -> None:
 
 def change_between_epochs(changes: list[str]) -> None:
     """Ask for "2:rescale=4" when two epochs of this run are committed, before the third."""
-    from cairn.run import Run
+    from cairn.driver.engine import Engine
 
-    run_batch = Run._run_batch
+    run_batch = Engine._run_batch
     done = 0
 
-    def changing(run: Any, position: Any, rows: Any, **more: Any) -> None:
+    def changing(engine: Any, position: Any, rows: Any, **more: Any) -> None:
         nonlocal done
         while changes and done >= int(changes[0].partition(":")[0]):
-            change(run, changes.pop(0).partition(":")[2])
-        newest = run._engine.coordinator.newest
-        run_batch(run, position, rows, **more)
+            change(engine.changes, changes.pop(0).partition(":")[2])
+        newest = engine.coordinator.newest
+        run_batch(engine, position, rows, **more)
         # An epoch may have several batches.
-        done += run._engine.coordinator.newest is not newest
+        done += engine.coordinator.newest is not newest
 
-    Run._run_batch = changing  # type: ignore[method-assign]
+    Engine._run_batch = changing  # type: ignore[method-assign, assignment]
 
 
-def change(run: Any, what: str) -> None:
+def change(changes: Any, what: str) -> None:
     name, _, value = what.partition("=")
     if name == "rescale":
-        run.rescale(int(value))
+        changes.rescale(int(value))
     else:
-        run.upgrade("ledger", Ledger2())
+        changes.upgrade("ledger", Ledger2(), allow_dropped_state=False)
 
 
 def main() -> None:

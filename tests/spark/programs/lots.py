@@ -48,7 +48,7 @@ def build(spark: Any, input_folder: Any, keep: KeyedProcess[Any] | None = None) 
     drawn.sink_to(sinks.Noop(), uid="out")
     drawn.key_by("k").process(keep or Keep(), schema=DRAWN, uid="direct")
     for count in (2, 3):
-        spread = drawn.transform(lambda df, count=count: df.repartition(count))
+        spread = drawn.transform(lambda df, count=count: df.repartition(count))  # type: ignore[misc]
         spread.key_by("k").process(Keep(), schema=DRAWN, uid=f"over-{count}")
     return job
 

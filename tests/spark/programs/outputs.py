@@ -88,7 +88,7 @@ class At:
             self.passed("driver.sink.begun")
             commit(sink, *arguments, **more)
 
-        kind.commit = watched  # type: ignore[method-assign]
+        kind.commit = watched  # type: ignore[method-assign, assignment]
 
     def told(self, point: str) -> None:
         # The coordinator says that one begins before it is known which.

@@ -35,7 +35,7 @@ class Bound:
         self.scope = Scope()
         self.table: Table = make_table(declaration, self.key_type, make(), GROUP_COUNT)
         self.table.assign(range(GROUP_COUNT))
-        self.handle: Any = make_handle(self.table, self.scope)
+        self.handle: Any = make_handle(self.table, self.scope)  # type: ignore[arg-type]
 
     def at(self, key: Any, group: int = 0) -> Any:
         self.scope.key, self.scope.group = key, group

@@ -229,7 +229,7 @@ def test_show_for_people_names_everything(checkpoint: Path) -> None:
 def test_show_of_an_epoch_that_is_not_there_says_so(checkpoint: Path) -> None:
     result = call("show", checkpoint, 99)
     assert result.exit_code == 1
-    assert "there is no record 99" in result.stderr
+    assert "has no record 99" in result.stderr
     assert "Traceback" not in result.stderr
     assert "Traceback" in call("show", checkpoint, 99, "--debug").stderr
 
@@ -278,7 +278,7 @@ def test_looking_at_nothing_fails_and_makes_no_folder(
 ) -> None:
     result = call(command, f"{scheme}{tmp_path}/nowhere")
     assert result.exit_code == 2
-    assert "there is no checkpoint" in result.stderr
+    assert "no checkpoint at" in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -239,7 +239,7 @@ def test_verify_tells_stale_holds_and_what_to_do(store: Store, tmp_path: Path) -
     subprocess.run(["rm", "-r", str(tmp_path / "b")], check=True)
     result = call("verify", store.url)
     assert result.exit_code == 0
-    assert f"stale hold holds/branch-{info.job_id}.json: there is no branch at" in result.stdout
+    assert f"stale hold holds/branch-{info.job_id}.json: no branch at" in result.stdout
     assert f"delete {store.url}/holds/branch-{info.job_id}.json" in result.stdout
     assert len(json_of("verify", store.url)["stale_holds"]) == 1
     assert verify(store).ok
@@ -251,7 +251,7 @@ def test_verify_shows_damaged_and_stale_notes(store: Store, tmp_path: Path) -> N
     result = call("verify", store.url)
     assert result.exit_code == 0
     note = "savepoints/0000000000003-a.json"
-    assert f"stale note {note}: there is no savepoint at {gone}" in result.stdout
+    assert f"stale note {note}: no savepoint at {gone}" in result.stdout
     assert [found["path"] for found in json_of("verify", store.url)["stale_notes"]] == [note]
     store.put("graph/000000000001.json", b"{")
     result = call("verify", store.url)

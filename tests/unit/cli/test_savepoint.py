@@ -96,7 +96,7 @@ def test_savepoint_of_an_epoch_that_is_not_there_leaves_nothing(
 ) -> None:
     result = call("savepoint", f"{tmp_path}/ckpt@99", tmp_path / "s")
     assert result.exit_code == 1
-    assert "there is no record 99" in result.stderr
+    assert "has no record 99" in result.stderr
     assert not (tmp_path / "s").exists()
     assert checkpoint.store.list("holds") == []
 
@@ -109,7 +109,7 @@ def test_a_checkpoint_that_is_not_there_is_a_misuse(
     arguments = [str(tmp_path / "s") if word == "DEST" else word for word in more]
     result = call(name, tmp_path / "nowhere", *arguments)
     assert result.exit_code == 2
-    assert "there is no checkpoint at" in result.stderr
+    assert "no checkpoint at" in result.stderr
     assert not (tmp_path / "nowhere").exists()
 
 

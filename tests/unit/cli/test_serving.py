@@ -39,7 +39,7 @@ def test_addresses_are_of_this_machine_unless_said_otherwise(
 
 def test_dashboard_of_nothing_is_refused_and_makes_no_folder(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["dashboard", str(tmp_path / "nothing")])
-    assert result.exit_code == 2 and "there is no such folder" in result.stderr
+    assert result.exit_code == 2 and "the folder does not exist" in result.stderr
     assert not (tmp_path / "nothing").exists()
 
 

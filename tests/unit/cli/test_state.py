@@ -136,8 +136,8 @@ def test_sql_is_asked_over_all_states(ckpt: str) -> None:
         (["count", "nope"], 1, "count.n, count.items"),
         (["nope"], 1, "count.n, count.items"),
         (["count", "n", "--key", "x"], 1, "expected: bigint"),
-        (["--epoch", "99"], 1, "no epoch 99"),
-        (["--sql", "select * from '/etc/passwd'"], 1, "there is no table"),
+        (["--epoch", "99"], 1, "epoch 99 does not exist"),
+        (["--sql", "select * from '/etc/passwd'"], 1, "no state has the name"),
         (["--sql", "select 1", "--key", "1"], 2, "name the states in the query"),
         (["--key", "1"], 2, "OPERATOR STATE"),
         (["--csv"], 2, "--csv prints rows"),
@@ -155,7 +155,7 @@ def test_what_is_wrong_is_said_with_the_next_step(
 
 def test_where_there_is_no_checkpoint_none_is_made(tmp_path: Path) -> None:
     result = call(tmp_path / "missing")
-    assert result.exit_code == 2 and "there is no checkpoint" in result.stderr
+    assert result.exit_code == 2 and "no checkpoint at" in result.stderr
     assert not (tmp_path / "missing").exists()
 
 

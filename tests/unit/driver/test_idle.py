@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +13,22 @@ import pytest
 from cairn.driver import idle
 from cairn.driver.coordinator.rounds import is_pending
 from cairn.driver.coordinator.ticker import Pace
-from cairn.driver.idle import Host, IdleEpochs, Turn
+from cairn.driver.idle import IdleEpochs, Turn
 from cairn.errors import EpochError
 from tests.simulation.looping import HopsWorld
 from tests.simulation.world import Driver
+
+
+class BoundedTurn(Turn):
+    """Ends the run after `epochs_max` epochs."""
+
+    def __init__(self, run: Running) -> None:
+        super().__init__()
+        self._run = run
+
+    @property
+    def is_ending(self) -> bool:
+        return super().is_ending or self._run.epochs >= self._run.epochs_max
 
 
 class Running:
@@ -27,29 +40,22 @@ class Running:
         self.driver.run_batch(6)
         self.epochs = 0
         self.epochs_max = 1000
-        self.error: BaseException | None = None
         self.is_stopped = False
-        self.turn = Turn()
+        self.turn = BoundedTurn(self)
+        changes: Any = SimpleNamespace(is_asked=False)
         self.idle = IdleEpochs(
-            Host(
-                is_ending=lambda: self.error is not None or self.epochs >= self.epochs_max,
-                is_changing=lambda: False,
-                run=self.run,
-                fail=self.fail,
-                stop=self.stop,
-            ),
             self.driver.coordinator,
             Pace(1000),
             self.turn,
-            "hops",
+            changes,
+            run_batch=self.run,
+            stop_query=self.stop,
+            name="hops",
         )
 
     def run(self, position: Any, is_draining: bool) -> None:
         self.epochs += 1
         self.driver._run_without_a_batch(position, is_draining)
-
-    def fail(self, error: BaseException) -> None:
-        self.error = error
 
     def stop(self) -> None:
         self.is_stopped = True
@@ -73,7 +79,7 @@ def test_epochs_follow_each_other_until_nothing_is_in_flight(running: Running, h
     assert is_pending(running.driver.coordinator.newest)
     getattr(running.idle, how)()
     assert not is_pending(running.driver.coordinator.newest)
-    assert running.epochs > 1 and running.error is None
+    assert running.epochs > 1 and running.turn.error is None
     before = running.epochs
     running.idle.run_out()
     assert running.epochs == before
@@ -123,7 +129,7 @@ def test_what_fails_ends_the_run_and_gives_the_turn_back(
 
     monkeypatch.setattr(running.driver, "_run_without_a_batch", failing)
     running.idle.run_out()
-    assert isinstance(running.error, EpochError) and running.is_stopped
+    assert isinstance(running.turn.error, EpochError) and running.is_stopped
     assert running.turn.take_at_once(0)
 
 

@@ -8,7 +8,7 @@ import sys
 
 HEAD = """
 import os, signal, sys, threading, time
-from cairn.driver.interrupts import call_aside, held_back, print_no_traceback
+from cairn.driver.interrupts import call_aside, hold_interrupts, print_no_traceback
 
 def press():
     os.kill(os.getpid(), signal.SIGINT)
@@ -36,7 +36,7 @@ def test_other_errors_keep_their_traceback() -> None:
 
 def test_ctrl_c_is_held_back_until_the_call_is_over() -> None:
     done = run(
-        "with held_back() as held:\n"
+        "with hold_interrupts() as held:\n"
         "    press()\n"
         "    print('goes on', held.is_pending)\n"
         "print('never')"
@@ -45,14 +45,14 @@ def test_ctrl_c_is_held_back_until_the_call_is_over() -> None:
 
 
 def test_a_second_ctrl_c_is_not_held_back() -> None:
-    done = run("with held_back():\n    press()\n    press()\n    print('never')")
+    done = run("with hold_interrupts():\n    press()\n    press()\n    print('never')")
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 def test_an_error_inside_goes_before_ctrl_c_and_the_handler_is_put_back() -> None:
     done = run(
         "try:\n"
-        "    with held_back():\n"
+        "    with hold_interrupts():\n"
         "        press()\n"
         "        raise ValueError('mine')\n"
         "except ValueError:\n"
@@ -64,7 +64,7 @@ def test_an_error_inside_goes_before_ctrl_c_and_the_handler_is_put_back() -> Non
 def test_a_handler_of_the_programs_own_is_left_alone() -> None:
     done = run(
         "signal.signal(signal.SIGINT, lambda *_: print('mine'))\n"
-        "with held_back() as held:\n"
+        "with hold_interrupts() as held:\n"
         "    press()\n"
         "    print(held.is_pending)\n"
         "press()"

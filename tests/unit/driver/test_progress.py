@@ -36,7 +36,7 @@ def test_nothing_is_printed_into_a_pipe_a_notebook_or_a_live_view(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stderr", terminal)
-    with progress.muted():
+    with progress.mute():
         progress.say("unseen")
     monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
     progress.say("unseen")

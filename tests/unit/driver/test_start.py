@@ -153,7 +153,8 @@ def test_checkpoint_that_can_be_read_but_not_led_is_refused_too(
 
 def ended_run(error: Exception | None) -> Run:
     engine, run = Engine.__new__(Engine), Run.__new__(Run)
-    engine.error, engine._is_raised, engine._awaiting = error, False, 0
+    engine.turn, engine._is_raised, engine._awaiting = Turn(), False, 0
+    engine.turn.error = error
     engine.ended = threading.Event()
     engine.ended.set()
     run._engine = engine
@@ -241,12 +242,7 @@ def test_a_run_that_cannot_go_on_in_a_folder_of_its_own_ends_with_the_reason() -
         raise RestoreError("the list of files is gone")
 
     engine: Any = Engine.__new__(Engine)
-    engine.error, engine.is_stopping, engine.turn, engine.ended = (
-        None,
-        False,
-        Turn(),
-        threading.Event(),
-    )
+    engine.turn, engine.ended = Turn(), threading.Event()
     engine.query = SimpleNamespace(awaitTermination=await_termination)
     engine._batches = SimpleNamespace(go_elsewhere=lay_out)
     engine.coordinator = SimpleNamespace(newest=None, term=1, note_published=lambda: None)

@@ -29,10 +29,10 @@ def test_executor_writes_no_part_of_a_savepoint_to_a_folder_that_is_not_the_driv
     tmp_path: Path,
 ) -> None:
     url = str(tmp_path / "savepoint")
-    with pytest.raises(RestoreError, match="does not see the folder"):
+    with pytest.raises(RestoreError, match="cannot see the folder"):
         open_claimed(url)
     assert not (tmp_path / "savepoint").exists()
-    with pytest.raises(RestoreError, match="does not see the folder"):
+    with pytest.raises(RestoreError, match="cannot see the folder"):
         open_claimed(str(tmp_path))
     Destination(open_store(url), "an id", 1)
     assert open_claimed(url).url == f"file://{url}"

@@ -44,7 +44,7 @@ def test_wrong_questions_say_what_there_is(tmp_path: Path) -> None:
         led.live.query("up", "total", 1)
     with pytest.raises(StateNotFoundError, match="total"):
         led.live.query("op", "sum", 1)
-    with pytest.raises(QueryError, match=r"'one' is no key.*\n  expected: k of type bigint"):
+    with pytest.raises(QueryError, match=r"'one' is not a key.*\n  expected: k of type bigint"):
         led.live.query("op", "total", "one")
     with pytest.raises(QueryError, match="at most"):
         led.live.query_many("op", "total", range(1_000_000))
@@ -73,7 +73,7 @@ def test_a_key_that_does_not_fit_its_type_is_a_query_error_or_not_found(
             try:
                 assert not led.live.query("op", "n", key).found
             except QueryError as error:
-                assert "is no key of it" in str(error)
+                assert "is not a key of it" in str(error)
 
 
 class Plain(KeyedProcess[Any]):

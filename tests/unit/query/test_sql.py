@@ -134,7 +134,7 @@ def test_only_states_that_a_query_names_are_read(
 
 
 def test_states_whose_names_differ_by_case_only_are_not_mixed_up(source: StateSource) -> None:
-    with pytest.raises(QueryError, match="there is no table 'total'"):
+    with pytest.raises(QueryError, match="no state has the name 'total'"):
         ask(source, "select * from total")
     with pytest.raises(QueryError, match=r"count\.Total_1[\s\S]*count\.total_2"):
         ask(source, "select * from count.total")

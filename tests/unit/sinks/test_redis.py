@@ -39,7 +39,7 @@ def url(server: Any) -> str:
     return f"unix://{server.socket_file}?db=0"
 
 
-def opened(folder: Path, server: Any, *, job_id: str = "job", **settings: Any) -> Any:
+def open_sink(folder: Path, server: Any, *, job_id: str = "job", **settings: Any) -> Any:
     sink = Redis(url(server), **{"key": "row:{k}", **settings})
     sink.open(context(folder, job_id, "out", None))
     return sink
@@ -56,45 +56,45 @@ def text(server: Any) -> dict[str, Any]:
     return found
 
 
-# What is written
+# Written values
 
 
 def test_a_row_is_a_hash_with_a_field_for_each_other_column(tmp_path: Path, server: Any) -> None:
-    sink = opened(tmp_path, server)
+    sink = open_sink(tmp_path, server)
     sink.commit(2, [prepared(sink, 2, (1, "a"), (2, "b"))])
     assert text(server) == {"row:1": {"s": "a"}, "row:2": {"s": "b"}}
 
 
 def test_the_field_of_a_null_is_removed_and_others_stay(tmp_path: Path, server: Any) -> None:
     server.hset("row:1", mapping={"s": "old", "mine": "kept"})
-    sink = opened(tmp_path, server, value=["k", "s"])
+    sink = open_sink(tmp_path, server, value=["k", "s"])
     sink.commit(2, [prepared(sink, 2, (1, None), (2, "b"))])
     assert text(server) == {"row:1": {"k": "1", "mine": "kept"}, "row:2": {"k": "2", "s": "b"}}
 
 
 def test_a_string_is_one_column_and_gone_when_it_is_null(tmp_path: Path, server: Any) -> None:
     server.set("row:2", "old")
-    sink = opened(tmp_path, server, kind="string", value="s")
+    sink = open_sink(tmp_path, server, kind="string", value="s")
     sink.commit(2, [prepared(sink, 2, (1, "a"), (2, None))])
     assert text(server) == {"row:1": "a"}
 
 
 def test_a_string_without_a_column_is_the_row_as_json(tmp_path: Path, server: Any) -> None:
-    sink = opened(tmp_path, server, kind="string")
+    sink = open_sink(tmp_path, server, kind="string")
     sink.commit(2, [prepared(sink, 2, (1, "é"), (2, None))])
     assert text(server) == {"row:1": '{"k":1,"s":"é"}', "row:2": '{"k":2}'}
 
 
 @pytest.mark.parametrize("kind", ["hash", "string"])
 def test_keys_expire_when_asked_to(tmp_path: Path, server: Any, kind: Any) -> None:
-    sink = opened(tmp_path, server, kind=kind, value="s", ttl="1 hour")
+    sink = open_sink(tmp_path, server, kind=kind, value="s", ttl="1 hour")
     sink.commit(2, [prepared(sink, 2, (1, "a"))])
     assert 0 < server.pttl("row:1") <= 3_600_000
     assert server.pttl(sink.fence) == -1
 
 
 def test_the_last_row_of_a_key_stays(tmp_path: Path, server: Any) -> None:
-    sink = opened(tmp_path, server, chunk_rows=2)
+    sink = open_sink(tmp_path, server, chunk_rows=2)
     first = prepared(sink, 2, *((1, str(n)) for n in range(5)))
     second = prepared(sink, 2, (1, "last"), round=1)
     sink.commit(2, [second, first])
@@ -102,7 +102,7 @@ def test_the_last_row_of_a_key_stays(tmp_path: Path, server: Any) -> None:
 
 
 def test_a_key_may_have_several_columns_and_braces(tmp_path: Path, server: Any) -> None:
-    sink = opened(tmp_path, server, key="row:{{tag}}:{k}/{s}", kind="string", value="k")
+    sink = open_sink(tmp_path, server, key="row:{{tag}}:{k}/{s}", kind="string", value="k")
     sink.commit(2, [prepared(sink, 2, (1, "a b"))])
     assert text(server) == {"row:{tag}:1/a b": "1"}
 
@@ -111,7 +111,7 @@ def test_large_rows_are_sent_in_smaller_chunks(
     tmp_path: Path, server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cairn.sinks.redis.CHUNK_BYTES_MAX", 3000)
-    sink = opened(tmp_path, server)
+    sink = open_sink(tmp_path, server)
     rows = [(n, "x" * 1000) for n in range(10)]
     writer = sink.writer(2, 0, Execution())
     writer.write(batch(*rows))
@@ -176,11 +176,11 @@ def test_a_double_reads_back_equal(value: float) -> None:
     assert str(float(found)) == str(value)
 
 
-# What is new stays
+# Newer values stay
 
 
 def test_an_older_epoch_changes_no_key_that_a_newer_one_wrote(tmp_path: Path, server: Any) -> None:
-    zombie, new = opened(tmp_path / "1", server), opened(tmp_path / "2", server)
+    zombie, new = open_sink(tmp_path / "1", server), open_sink(tmp_path / "2", server)
     old = prepared(zombie, 2, *((k, "old") for k in range(5)))
     new.commit(3, [prepared(new, 3, *((k, "new") for k in range(0, 5, 2)))])
     with pytest.raises(CommitError, match="Redis has a newer epoch of this job than 2"):
@@ -190,7 +190,7 @@ def test_an_older_epoch_changes_no_key_that_a_newer_one_wrote(tmp_path: Path, se
 
 
 def test_a_driver_overtaken_between_two_chunks_writes_no_more(tmp_path: Path, server: Any) -> None:
-    zombie, new = (opened(tmp_path / d, server, chunk_rows=2) for d in "12")
+    zombie, new = (open_sink(tmp_path / d, server, chunk_rows=2) for d in "12")
     rows = [(k, "old") for k in range(6)]
     old, old_again = (prepared(sink, 2, *rows) for sink in (zombie, new))
     real = zombie._client.register_script
@@ -215,7 +215,7 @@ def test_a_driver_overtaken_between_two_chunks_writes_no_more(tmp_path: Path, se
 
 
 def test_a_later_part_is_not_overwritten_by_an_earlier_one(tmp_path: Path, server: Any) -> None:
-    sinks = [opened(tmp_path / d, server) for d in "12"]
+    sinks = [open_sink(tmp_path / d, server) for d in "12"]
     late = prepared(sinks[0], 2, (1, "first"))
     sinks[1].commit(2, [prepared(sinks[1], 2, (1, "second"))], 1)
     with pytest.raises(CommitError, match="newer epoch"):
@@ -224,7 +224,7 @@ def test_a_later_part_is_not_overwritten_by_an_earlier_one(tmp_path: Path, serve
 
 
 def test_jobs_have_fences_of_their_own(tmp_path: Path, server: Any) -> None:
-    old, other = opened(tmp_path, server), opened(tmp_path, server, job_id="from a savepoint")
+    old, other = open_sink(tmp_path, server), open_sink(tmp_path, server, job_id="from a savepoint")
     old.commit(90, [prepared(old, 90, (1, "old"))])
     other.commit(2, [prepared(other, 2, (1, "new"))])
     assert text(server) == {"row:1": {"s": "new"}}
@@ -234,20 +234,20 @@ def test_jobs_have_fences_of_their_own(tmp_path: Path, server: Any) -> None:
 def test_a_commit_that_died_goes_on_behind_the_last_chunk(
     tmp_path: Path, server: Any, nth: int
 ) -> None:
-    sink = opened(tmp_path, server, chunk_rows=2)
+    sink = open_sink(tmp_path, server, chunk_rows=2)
     rows = [(k, "x") for k in range(6)]
     found = prepared(sink, 2, *rows)
     with simulated_crash("driver.sink.piece", nth), pytest.raises(SimulatedCrash):
         sink.commit(2, [found])
     assert len(text(server)) == 2 * nth
-    # What is in already is not written again, also with chunks of another size.
+    # Rows in Redis are not written again, also with chunks of another size.
     server.delete("row:0")
-    opened(tmp_path, server, chunk_rows=5).commit(2, [found])
+    open_sink(tmp_path, server, chunk_rows=5).commit(2, [found])
     assert text(server) == {f"row:{k}": {"s": "x"} for k, _ in rows[1:]}
 
 
 def test_a_server_that_forgot_gets_everything_again(tmp_path: Path, server: Any) -> None:
-    sink = opened(tmp_path, server, chunk_rows=1)
+    sink = open_sink(tmp_path, server, chunk_rows=1)
     found = prepared(sink, 2, *((k, "x") for k in range(4)))
     with simulated_crash("driver.sink.piece", 2), pytest.raises(SimulatedCrash):
         sink.commit(2, [found])
@@ -261,14 +261,14 @@ def test_a_server_that_forgot_gets_everything_again(tmp_path: Path, server: Any)
 def test_a_server_that_lost_published_epochs_is_told_of_once(
     tmp_path: Path, server: Any, caplog: pytest.LogCaptureFixture, is_same_driver: bool
 ) -> None:
-    sink = opened(tmp_path, server)
+    sink = open_sink(tmp_path, server)
     for epoch in (2, 3, 5):
         if epoch == 3:
             saved = server.hgetall(sink.fence)
         sink.commit(epoch, [prepared(sink, epoch, (epoch, "x"))])
     server.hset(sink.fence, mapping=saved)
     assert not caplog.records
-    again = sink if is_same_driver else opened(tmp_path, server)
+    again = sink if is_same_driver else open_sink(tmp_path, server)
     for epoch in (7, 8):
         again.commit(epoch, [prepared(again, epoch, (epoch, "x"))])
     (warning,) = (record.getMessage() for record in caplog.records)
@@ -279,7 +279,7 @@ def test_a_server_that_lost_published_epochs_is_told_of_once(
 def test_a_sink_of_another_job_expects_nothing_of_the_one_before(
     tmp_path: Path, server: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sink = opened(tmp_path, server)
+    sink = open_sink(tmp_path, server)
     sink.commit(5, [prepared(sink, 5, (1, "x"))])
     sink.commit(6, [prepared(sink, 6, (1, "x"))])
     sink.open(context(tmp_path, "another job", "out", None))
@@ -290,7 +290,7 @@ def test_a_sink_of_another_job_expects_nothing_of_the_one_before(
 def test_a_server_that_lost_the_end_of_an_epoch_or_all_is_told_of(
     tmp_path: Path, server: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sink = opened(tmp_path, server)
+    sink = open_sink(tmp_path, server)
     sink.commit(2, [prepared(sink, 2, (1, "x"), (2, "x"))])
     server.hset(sink.fence, "rows", 1)
     sink.commit(3, [prepared(sink, 3, (1, "x"))])
@@ -303,7 +303,7 @@ def test_a_server_that_lost_the_end_of_an_epoch_or_all_is_told_of(
 
 def test_a_key_of_another_kind_is_named(tmp_path: Path, server: Any) -> None:
     server.set("row:2", "mine")
-    sink = opened(tmp_path, server)
+    sink = open_sink(tmp_path, server)
     found = prepared(sink, 2, (1, "a"), (2, "b"))
     with pytest.raises(CommitError, match=r"WRONGTYPE.*\(key row:2\)"):
         sink.commit(2, [found])
@@ -387,11 +387,11 @@ def test_slots_do_not_connect(tmp_path: Path) -> None:
     sink.close()
 
 
-# What is refused
+# Refused settings
 
 
 def test_a_null_in_the_key_fails_the_epoch_with_the_row(tmp_path: Path, server: Any) -> None:
-    sink = opened(tmp_path, server)
+    sink = open_sink(tmp_path, server)
     with pytest.raises(EpochError, match=r"'k' is part of the key and null\n  row: .*'a'"):
         prepared(sink, 2, (None, "a"))
 
@@ -455,7 +455,7 @@ def test_a_password_does_not_travel_to_the_slots(tmp_path: Path, server: Any) ->
 def test_a_cluster_is_refused(tmp_path: Path, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("redis.Redis.info", lambda self, section: {"cluster_enabled": 1})
     with pytest.raises(PlanError, match="Redis Cluster"):
-        opened(tmp_path, server)
+        open_sink(tmp_path, server)
 
 
 def test_a_wrong_password_is_told_at_once(tmp_path: Path, server: Any) -> None:
@@ -481,7 +481,7 @@ def test_without_the_package_it_says_which_extra_to_install(
 def test_rows_of_an_older_version_of_the_job_keep_their_columns(
     tmp_path: Path, server: Any
 ) -> None:
-    old = opened(tmp_path, server)
+    old = open_sink(tmp_path, server)
     found = prepared(old, 2, (1, "a"))
     schema = parse_schema("k long, t long, s string")
     new = Redis(url(server), key="row:{k}")
@@ -493,7 +493,7 @@ def test_rows_of_an_older_version_of_the_job_keep_their_columns(
 def test_rows_of_other_settings_keep_their_keys_kind_and_fields(
     tmp_path: Path, server: Any
 ) -> None:
-    found = prepared(opened(tmp_path, server), 2, (1, "a"))
+    found = prepared(open_sink(tmp_path, server), 2, (1, "a"))
     new = Redis(url(server), key="other:{s}", kind="string", value="k")
     new.open(context(tmp_path, "job", "out", None))
     new.commit(2, [found])

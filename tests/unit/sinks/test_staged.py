@@ -32,7 +32,7 @@ class Noted(Staged):
         self.published.append((epoch.key, rows))
 
 
-def opened(folder: Path, sink: Staged | None = None) -> Any:
+def open_sink(folder: Path, sink: Staged | None = None) -> Any:
     sink = sink or Noted()
     sink.open(context(folder, "job", "out", None))
     return sink
@@ -43,7 +43,7 @@ def there(folder: Path) -> list[str]:
 
 
 def test_rows_wait_in_the_checkpoint_and_leave_a_mark(tmp_path: Path) -> None:
-    sink = opened(tmp_path)
+    sink = open_sink(tmp_path)
     found = prepared(sink, 7, (1, "a"), (2, "b"), subtask=3)
     (path,) = there(tmp_path)
     assert path.startswith("wal/job/out/staged/000000000007-0000000-0000000-00003-00000-")
@@ -53,7 +53,7 @@ def test_rows_wait_in_the_checkpoint_and_leave_a_mark(tmp_path: Path) -> None:
 
 
 def test_rows_come_in_order_of_round_and_subtask(tmp_path: Path) -> None:
-    sink = opened(tmp_path)
+    sink = open_sink(tmp_path)
     places = [(1, 0), (0, 1), (0, 0), (1, 1)]
     found = [prepared(sink, 2, (n, "x"), subtask=subtask, round=n) for n, subtask in places]
     sink.commit(2, found)
@@ -61,7 +61,7 @@ def test_rows_come_in_order_of_round_and_subtask(tmp_path: Path) -> None:
 
 
 def test_parts_of_an_epoch_are_published_one_by_one_and_once(tmp_path: Path) -> None:
-    sink = opened(tmp_path)
+    sink = open_sink(tmp_path)
     found = [prepared(sink, 2, (n, "x"), round=n) for n in range(2)]
     for part in (0, 0, 1, 1, 0):
         sink.commit(2, [found[part]], part)
@@ -71,7 +71,7 @@ def test_parts_of_an_epoch_are_published_one_by_one_and_once(tmp_path: Path) -> 
 def test_many_rows_are_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cairn.sinks.staged.FILE_BYTES_TARGET", 1)
     monkeypatch.setattr("cairn.sinks.staged.GROUP_ROWS", 1)
-    sink = opened(tmp_path)
+    sink = open_sink(tmp_path)
     rows = [(n, "x") for n in range(12)]
     found = prepared(sink, 2, *rows)
     assert len(found["files"]) == len(there(tmp_path)) == 12
@@ -83,7 +83,7 @@ def test_files_do_not_depend_on_how_rows_came_in_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cairn.sinks.staged.GROUP_ROWS", 4)
-    sink = opened(tmp_path)
+    sink = open_sink(tmp_path)
     rows = [(n, "x" * n) for n in range(11)]
     one_by_one = prepared(sink, 2, *rows)
     for cuts in ([0, 11], [0, 3, 5, 11], [0, 4, 8, 11]):
@@ -98,7 +98,7 @@ def test_files_do_not_depend_on_how_rows_came_in_batches(
 @pytest.mark.parametrize("gone", [0, 1])
 def test_nothing_is_published_when_a_file_is_gone(tmp_path: Path, gone: int) -> None:
     seen: list[Any] = []
-    sink = opened(tmp_path, Foreach(lambda row, epoch: seen.append(row)))
+    sink = open_sink(tmp_path, Foreach(lambda row, epoch: seen.append(row)))
     found = [prepared(sink, 2, (s, "x"), subtask=s) for s in range(2)]
     sink._store.delete([sink.staging_path(found[gone]["files"][0]["name"])])
     for _ in range(2):
@@ -108,7 +108,7 @@ def test_nothing_is_published_when_a_file_is_gone(tmp_path: Path, gone: int) -> 
 
 
 def test_what_is_recovered_away_cannot_be_committed(tmp_path: Path) -> None:
-    sink = opened(tmp_path)
+    sink = open_sink(tmp_path)
     found = prepared(sink, 2, (1, "a"))
     later = prepared(sink, 5, (2, "b"))
     sink.recover(5)
@@ -120,7 +120,7 @@ def test_what_is_recovered_away_cannot_be_committed(tmp_path: Path) -> None:
 
 def test_what_an_earlier_epoch_left_goes_with_the_next_one(tmp_path: Path) -> None:
     """A publication that was given up, an attempt that was not named: nobody restarts for it."""
-    sink = opened(tmp_path)
+    sink = open_sink(tmp_path)
     prepared(sink, 2, (1, "given up"))
     later = prepared(sink, 4, (2, "of a batch to come"))
     sink.commit(3, [prepared(sink, 3, (1, "a"))])
@@ -130,7 +130,7 @@ def test_what_an_earlier_epoch_left_goes_with_the_next_one(tmp_path: Path) -> No
 
 
 def test_a_damaged_file_is_named_and_not_published(tmp_path: Path) -> None:
-    sink = opened(tmp_path)
+    sink = open_sink(tmp_path)
     found = prepared(sink, 2, (1, "a"))
     (path,) = there(tmp_path)
     file = tmp_path / "checkpoint" / path
@@ -141,7 +141,7 @@ def test_a_damaged_file_is_named_and_not_published(tmp_path: Path) -> None:
 
 
 def test_a_crash_before_the_mark_publishes_again_under_the_same_key(tmp_path: Path) -> None:
-    sink = opened(tmp_path)
+    sink = open_sink(tmp_path)
     found = prepared(sink, 2, (1, "a"))
     with simulated_crash("driver.sink.unmarked"), pytest.raises(SimulatedCrash):
         sink.commit(2, [found])
@@ -151,7 +151,7 @@ def test_a_crash_before_the_mark_publishes_again_under_the_same_key(tmp_path: Pa
 
 @pytest.mark.parametrize("kind", ["before", "after"])
 def test_files_whose_removal_failed_are_removed_by_the_next_try(tmp_path: Path, kind: Any) -> None:
-    sink = opened(tmp_path)
+    sink = open_sink(tmp_path)
     found = prepared(sink, 2, (1, "a"))
     sink._store = FaultyStore(sink._store, [Fault("delete", 1, kind)])
     with pytest.raises(OSError, match="injected"):
@@ -165,7 +165,7 @@ def test_old_marks_go_and_what_they_stood_for_stays_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cairn.sinks.staged.MARKS_KEPT", 3)
-    sink = opened(tmp_path)
+    sink = open_sink(tmp_path)
     first = prepared(sink, 2, (0, "x"))
     sink.commit(2, [first])
     for epoch in range(4, 40, 2):
@@ -184,7 +184,7 @@ def test_the_key_of_an_epoch_survives_pickling_and_it_is_a_number() -> None:
 
 
 def test_a_batch_without_rows_is_no_row(tmp_path: Path) -> None:
-    writer = opened(tmp_path).writer(2, 0, Execution())
+    writer = open_sink(tmp_path).writer(2, 0, Execution())
     writer.write(batch((1, "a")).slice(0, 0))
     assert writer.prepare() is None
     assert there(tmp_path) == []

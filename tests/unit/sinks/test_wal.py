@@ -45,7 +45,7 @@ class Frame:
         self.asked.append("saved")
 
 
-def opened(folder: Path, sink: Any, frame: Frame | None = None) -> Any:
+def open_sink(folder: Path, sink: Any, frame: Frame | None = None) -> Any:
     sink.open(context(folder, "job", "out", None))
     if frame is not None:
         sink.dataframe = lambda files: frame
@@ -55,7 +55,7 @@ def opened(folder: Path, sink: Any, frame: Frame | None = None) -> Any:
 def test_a_writer_gets_the_rows_and_what_makes_the_epoch_unlike_others(tmp_path: Path) -> None:
     got: list[Any] = []
     frame = Frame()
-    sink = opened(tmp_path, sinks.Wal(lambda df, e: got.append((df, e, e.batch, e.key))), frame)
+    sink = open_sink(tmp_path, sinks.Wal(lambda df, e: got.append((df, e, e.batch, e.key))), frame)
     sink.commit(2, [prepared(sink, 2, (1, "a"))])
     assert got == [(frame, 2, 0, "job/out/2/0")]
 
@@ -68,7 +68,7 @@ def test_a_writer_that_raises_gets_the_rows_again(tmp_path: Path) -> None:
         if len(tries) < 3:
             raise ConnectionError("the target is away")
 
-    sink = opened(tmp_path, sinks.Wal(write), Frame())
+    sink = open_sink(tmp_path, sinks.Wal(write), Frame())
     found = prepared(sink, 2, (1, "a"))
     for _ in range(2):
         with pytest.raises(ConnectionError):
@@ -99,7 +99,7 @@ def test_functions_and_options_do_not_travel_to_the_slots() -> None:
 
 def test_the_short_form_writes_as_spark_does(tmp_path: Path) -> None:
     frame = Frame()
-    sink = opened(tmp_path, sinks.Spark("jdbc", dbtable="t", url="jdbc:x"), frame)
+    sink = open_sink(tmp_path, sinks.Spark("jdbc", dbtable="t", url="jdbc:x"), frame)
     sink.commit(2, [prepared(sink, 2, (1, "a"))])
     assert frame.asked == ["jdbc", "append", {"dbtable": "t", "url": "jdbc:x"}, "saved"]
 
@@ -107,7 +107,7 @@ def test_the_short_form_writes_as_spark_does(tmp_path: Path) -> None:
 def test_an_error_of_spark_shows_no_secret(tmp_path: Path) -> None:
     frame = Frame("cannot reach jdbc:pg://u:hunter22@host, table t, password hunter22")
     options = {"dbtable": "t", "url": "jdbc:pg://u:hunter22@host", "password": "hunter22"}
-    sink = opened(tmp_path, sinks.Spark("jdbc", **options), frame)
+    sink = open_sink(tmp_path, sinks.Spark("jdbc", **options), frame)
     with pytest.raises(CommitError) as raised:
         sink.commit(2, [prepared(sink, 2, (1, "a"))])
     assert "cannot reach <url>, table t, password <password>" in str(raised.value)
@@ -137,7 +137,7 @@ def test_a_damaged_file_does_not_reach_spark(tmp_path: Path, place: int) -> None
 
 
 def test_without_spark_a_wal_says_so(tmp_path: Path) -> None:
-    sink = opened(tmp_path, sinks.Wal(print))
+    sink = open_sink(tmp_path, sinks.Wal(print))
     with pytest.raises(CommitError, match="needs a Spark session"):
         sink.commit(2, [prepared(sink, 2, (1, "a"))])
 
@@ -153,7 +153,7 @@ def test_what_is_no_function_is_refused(make: Any) -> None:
 
 def test_a_function_gets_row_by_row_in_order(tmp_path: Path) -> None:
     got: list[Any] = []
-    sink = opened(tmp_path, sinks.Foreach(lambda row, e: got.append((row.k, row["s"], e))))
+    sink = open_sink(tmp_path, sinks.Foreach(lambda row, e: got.append((row.k, row["s"], e))))
     found = [prepared(sink, 2, (s, "a"), (s, None), subtask=s) for s in (1, 0)]
     sink.commit(2, found)
     assert got == [(0, "a", 2), (0, None, 2), (1, "a", 2), (1, None, 2)]
@@ -161,7 +161,7 @@ def test_a_function_gets_row_by_row_in_order(tmp_path: Path) -> None:
 
 def test_a_function_gets_all_rows_at_once(tmp_path: Path) -> None:
     got: list[Any] = []
-    sink = opened(tmp_path, sinks.Foreach(lambda rows, e: got.append((rows, e.key)), batch=True))
+    sink = open_sink(tmp_path, sinks.Foreach(lambda rows, e: got.append((rows, e.key)), batch=True))
     sink.commit(2, [prepared(sink, 2, (s, "a"), subtask=s) for s in (1, 0)])
     assert got == [([(0, "a"), (1, "a")], "job/out/2/0")]
 
@@ -174,7 +174,7 @@ def test_a_function_that_raises_fails_the_commit_with_the_row(tmp_path: Path) ->
             raise ValueError("no twos today")
         got.append(row.k)
 
-    sink = opened(tmp_path, sinks.Foreach(fn))
+    sink = open_sink(tmp_path, sinks.Foreach(fn))
     found = prepared(sink, 2, (1, "a"), (2, "b"), (3, "c"))
     with pytest.raises(CommitError, match=r"no twos today\n  row: Row\(k=2, s='b'\)") as raised:
         sink.commit(2, [found])
@@ -188,6 +188,6 @@ def test_a_function_for_all_rows_that_raises_says_how_many(tmp_path: Path) -> No
     def fn(rows: Any, epoch: int) -> None:
         raise ValueError("not today")
 
-    sink = opened(tmp_path, sinks.Foreach(fn, batch=True))
+    sink = open_sink(tmp_path, sinks.Foreach(fn, batch=True))
     with pytest.raises(CommitError, match="not today\n  rows: 2"):
         sink.commit(2, [prepared(sink, 2, (1, "a"), (2, "b"))])

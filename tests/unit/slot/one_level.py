@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from cairn import KeyedProcess, state
-from cairn.driver.coordinator.ranges import advance, pieces_of, ranges_for, take_in
+from cairn.driver.coordinator.ranges import advance, apply_compaction, pieces_of, ranges_for
 from cairn.ids import new_id
 from cairn.key_groups import key_hasher, subtask_of
 from cairn.plan.deploy import job_spec
@@ -146,7 +146,7 @@ class Checkpoint:
         by_subtask = {ack.subtask: ack.operators[0] for ack in acks}
         parts = self.ranges()
         for file in compacted:
-            parts = [take_in(part, file) or part for part in parts]
+            parts = [apply_compaction(part, file) or part for part in parts]
         self.settled = [file.stored.id for file in compacted]
         entry = EpochOperator(
             uid="count",

@@ -90,7 +90,11 @@ class ScopedJob:
         self.sink = Collect()
         graph = _graph(notes or Notes(), alerts or Alerts(), broadcast, self.sink)
         job = create_or_open_job(self.store, "scoped", GROUP_COUNT)
-        given = {"checkpoint": self.store.url, "backend": backend, "on_error": on_error}
+        given: dict[str, Any] = {
+            "checkpoint": self.store.url,
+            "backend": backend,
+            "on_error": on_error,
+        }
         spec = job_spec(graph, job_id=job.job_id, **given)
         self.sink.open(SinkContext(job.job_id, "scoped", "out", OUT))
         self.coordinator = Coordinator(

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cairn.driver.coordinator.ranges import ranges_for, replaced
+from cairn.driver.coordinator.ranges import ranges_for, replace_state
 from cairn.errors import EpochError
 from cairn.ids import new_id
 from cairn.key_groups import groups_of, key_hasher
@@ -107,7 +107,7 @@ class Slot:
             key_types=self.spec.key_types,
             states=feedback_state(self.spec).decls,
             parallelism=1,
-            ranges=[replaced(whole, ack, 5)],
+            ranges=[replace_state(whole, ack, 5)],
             scope="feedback",
         )
         return self.log.append(

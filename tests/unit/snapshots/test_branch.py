@@ -152,7 +152,7 @@ def test_the_parents_collector_keeps_what_the_branch_needs_until_it_is_removed(
     epoch = parent.log.epoch(4)
     branch(store, 4, dest)
     parent.epochs(60, base=True)
-    assert parent.log.retired_below() > 4
+    assert parent.log.oldest_kept() > 4
     assert object_paths([epoch]) <= state_paths(store)
     assert rows(open_store(dest), newest(open_store(dest))) == [0, 1, 2]
     delete_checkpoint(open_store(dest))
@@ -251,9 +251,9 @@ def test_an_epoch_that_is_retired_or_no_epoch_is_refused_and_leaves_no_hold(
 def test_a_job_without_epochs_or_no_job_has_nothing_to_branch(
     store: Store, dest: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(RestoreError, match="no epoch is committed"):
+    with pytest.raises(RestoreError, match="without a committed epoch"):
         branch(store, None, dest)
-    with pytest.raises(RestoreError, match="nothing to branch"):
+    with pytest.raises(RestoreError, match="it is not a checkpoint"):
         branch(open_store(str(tmp_path / "empty")), None, dest)
 
 

@@ -45,7 +45,7 @@ def test_an_epoch_of_a_checkpoint_is_edited_like_a_savepoint_of_it(
 
 @pytest.mark.parametrize("epoch", [1, 99])
 def test_a_savepoint_is_of_one_epoch(saved: str, epoch: int) -> None:
-    with pytest.raises(PlanError, match="of one epoch"):
+    with pytest.raises(PlanError, match="has one epoch"):
         SavepointWriter.of(None, saved, epoch=epoch)
 
 
@@ -91,7 +91,7 @@ def test_a_state_that_is_declared_beside_others_leaves_them_alone(
 def test_an_operator_gets_other_keys(saved: str, tmp_path: Path) -> None:
     writer = SavepointWriter.of(None, saved).remove(UID, "items").remove(UID, "seen")
     writer.declare(UID, keys="name string", states={"total": state.Value("double")})
-    with pytest.raises(PlanError, match="declared anew"):
+    with pytest.raises(PlanError, match="declared again"):
         writer.write(str(tmp_path / "early"))
     with pytest.raises(PlanError, match="put"):
         writer.patch(UID, "total", table({"name": "string", "value": "double"}))

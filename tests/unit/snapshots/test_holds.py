@@ -30,10 +30,10 @@ def test_an_epoch_stays_readable_while_a_job_retires_everything_before_its_newes
         before = source.epoch
         go_on(job)
         assert values(source) == {before}
-        assert job.log.retired_below() <= before
+        assert job.log.oldest_kept() <= before
     go_on(job)
     assert not job.store.list("holds")
-    assert job.log.retired_below() > before
+    assert job.log.oldest_kept() > before
     with pytest.raises(StaleEpochError, match=r"retired[\s\S]*next:"):
         open_state(job.store, before)
 
@@ -163,7 +163,7 @@ def test_a_renewal_that_fails_is_tried_again(caplog: pytest.LogCaptureFixture) -
     (after,) = find_holds(job.store).holds.values()
     assert after.until_ms == now[0] + 600_000
     go_on(job)
-    assert job.log.retired_below() <= reading.number
+    assert job.log.oldest_kept() <= reading.number
 
 
 def test_a_reader_that_has_let_go_holds_no_more() -> None:
@@ -192,7 +192,7 @@ def test_holds_of_readers_are_read_once_by_a_collector(monkeypatch: pytest.Monke
     for source in sources:
         source.close()
     go_on(job, 3)
-    assert job.log.retired_below() > sources[0].epoch
+    assert job.log.oldest_kept() > sources[0].epoch
     assert not job.collector._known_holds
 
 
@@ -233,14 +233,14 @@ def test_holds_that_are_gone_each_time_they_are_read_retire_nothing(
         self.delete([path])
         return found
 
-    before = job.log.retired_below()
+    before = job.log.oldest_kept()
     monkeypatch.setattr(type(job.store), "list", busy)
     go_on(job)
-    assert job.log.retired_below() == before
-    assert "come and go" in caplog.text
+    assert job.log.oldest_kept() == before
+    assert "change faster" in caplog.text
     monkeypatch.undo()
     go_on(job)
-    assert job.log.retired_below() > before
+    assert job.log.oldest_kept() > before
 
 
 class ReadOnly:

@@ -168,7 +168,7 @@ def test_a_put_of_unknown_outcome_is_settled(store: Store, kind: str) -> None:
 def test_after_a_rollback_nothing_the_new_lineage_needs_is_collected(store: Store) -> None:
     driver = Driver(store, keep=3)
     driver.epochs(45)
-    oldest = driver.log.retired_below()
+    oldest = driver.log.oldest_kept()
     while not isinstance(Log(store).read(oldest), Epoch):
         oldest += 1
     rollback(store, oldest)
@@ -177,5 +177,5 @@ def test_after_a_rollback_nothing_the_new_lineage_needs_is_collected(store: Stor
     for _ in range(45):
         later.epoch(collect=True)
         assert verify(store).ok
-        assert later.log.retired_below() >= oldest
+        assert later.log.oldest_kept() >= oldest
     assert Log(store).numbers()[0] > 45

@@ -269,7 +269,7 @@ def test_a_savepoint_of_a_newer_format_says_which_cairn_is_needed() -> None:
 
 
 def test_a_checkpoint_is_no_savepoint() -> None:
-    with pytest.raises(RestoreError, match="it is a checkpoint"):
+    with pytest.raises(RestoreError, match="a checkpoint"):
         open_savepoint(shop().store.url)
 
 

@@ -84,7 +84,7 @@ def test_after_an_interrupt_neither_hold_nor_files_are_left() -> None:
 def test_an_epoch_that_is_retired_is_refused() -> None:
     checkpoint = Checkpoint(STATES, keep=1)
     first = checkpoint.commit({"n": {1: 1}})
-    while checkpoint.log.retired_below() <= first.number:
+    while checkpoint.log.oldest_kept() <= first.number:
         checkpoint.commit({"n": {1: 2}})
     dest = open_store("memory:")
     with pytest.raises(StaleEpochError, match=f"epoch {first.number} is retired"):
@@ -100,7 +100,7 @@ def test_an_epoch_retired_between_look_and_hold_is_refused() -> None:
     class LateHold(FaultyStore):
         def put(self, path: str, data: bytes) -> None:
             if path.startswith(HOLDS_FOLDER):
-                while checkpoint.log.retired_below() <= first.number:
+                while checkpoint.log.oldest_kept() <= first.number:
                     checkpoint.commit({"n": {1: 2}})
             super().put(path, data)
 
@@ -210,7 +210,7 @@ def expire_holds(checkpoint: Checkpoint) -> None:
 
 
 def retire(checkpoint: Checkpoint, number: int) -> None:
-    while checkpoint.log.retired_below() <= number:
+    while checkpoint.log.oldest_kept() <= number:
         checkpoint.commit({"n": {k: -k for k in range(100)}}, base=True)
         checkpoint.collector.after_epoch()
 
@@ -237,7 +237,7 @@ def test_a_writer_that_is_killed_holds_its_epoch_for_a_while_only() -> None:
     for _ in range(50):
         checkpoint.commit({"n": {1: 1}})
         checkpoint.collector.after_epoch()
-    assert checkpoint.log.retired_below() <= first.number, "it counts meanwhile"
+    assert checkpoint.log.oldest_kept() <= first.number, "it counts meanwhile"
     expire_holds(checkpoint)
     retire(checkpoint, first.number)
     assert holds(checkpoint.store) == []
@@ -257,7 +257,7 @@ def test_a_writer_that_slept_past_its_hold_seals_nothing(has_read_all: bool) -> 
     dest = open_store("memory:")
 
     def sleep(done: int, total: int) -> None:
-        if (done == total) is has_read_all and checkpoint.log.retired_below() <= first.number:
+        if (done == total) is has_read_all and checkpoint.log.oldest_kept() <= first.number:
             now_ms[0] += 2 * saving.SAVE_MS
             expire_holds(checkpoint)
             retire(checkpoint, first.number)
@@ -307,7 +307,7 @@ def test_a_savepoint_that_was_removed_while_it_was_written_is_not_sealed(
             if has_another:
                 Destination(open_store(dest.url), "another", 1).put_sources({"0/0": b"theirs"})
 
-    with pytest.raises(RestoreError, match="somebody has removed this savepoint"):
+    with pytest.raises(RestoreError, match="this savepoint was removed"):
         write_savepoint(checkpoint.store, None, dest.url, progress=remove)
     left = {found.path for found in dest.list()}
     assert left == ({"unfinished.json", "sources/0/0"} if has_another else set())

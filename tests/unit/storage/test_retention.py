@@ -161,11 +161,11 @@ def test_after_a_rollback_the_abandoned_epochs_go_in_time_and_retirement_stands(
     driver = Driver(store, keep=3)
     abandoned = driver.epochs(50)[-10:]
     driver.restore(abandoned[0].number)
-    retired_below = driver.log.retired_below()
+    oldest_kept = driver.log.oldest_kept()
     for _ in range(60):
         driver.epoch(base=True, collect=True)
-        assert driver.log.retired_below() >= retired_below
-        retired_below = driver.log.retired_below()
+        assert driver.log.oldest_kept() >= oldest_kept
+        oldest_kept = driver.log.oldest_kept()
         assert verify(store).ok
     assert not {epoch.number for epoch in abandoned} & set(driver.log.numbers())
     assert not object_paths(abandoned) & state_paths(store)
@@ -177,13 +177,13 @@ def test_an_epoch_is_kept_while_it_is_among_the_last_or_young_enough(store: Stor
     for _ in range(50):
         driver.epoch(collect=True)
         clock.advance_ms(1000)
-    assert driver.log.retired_below() <= 2, "all epochs are younger than a minute"
+    assert driver.log.oldest_kept() <= 2, "all epochs are younger than a minute"
     for _ in range(100):
         driver.epoch(collect=True)
         clock.advance_ms(1000)
     newest = driver.log.newest_epoch()
     assert newest is not None
-    kept = [epoch for epoch in driver.log.lineage() if epoch.number >= driver.log.retired_below()]
+    kept = [epoch for epoch in driver.log.lineage() if epoch.number >= driver.log.oldest_kept()]
     assert newest.wall_ms - kept[-1].wall_ms >= 58_000, "one young enough is retired"
     assert len(kept) <= 60 + 2 * 20, "old ones are kept by the run of a full manifest only"
     clock.advance_ms(3_600_000)
@@ -323,7 +323,7 @@ def test_a_failure_to_collect_is_told_and_made_up_for_later(
     driver.epochs(1, base=True)
     report = verify(store)
     assert report.ok and not report.orphans
-    assert Log(store).numbers()[0] == driver.log.retired_below()
+    assert Log(store).numbers()[0] == driver.log.oldest_kept()
 
 
 def test_an_unreadable_hold_retires_nothing_and_fails_no_epoch(
@@ -332,11 +332,11 @@ def test_an_unreadable_hold_retires_nothing_and_fails_no_epoch(
     driver = Driver(store)
     store.put("holds/x", b"{")
     driver.epochs(60)
-    assert driver.log.retired_below() == 0
+    assert driver.log.oldest_kept() == 0
     assert "holds cannot be read" in caplog.text
     store.delete(["holds/x"])
     driver.epochs(20)
-    assert driver.log.numbers()[0] == driver.log.retired_below() > 40
+    assert driver.log.numbers()[0] == driver.log.oldest_kept() > 40
 
 
 def test_spark_folders_go_when_no_epoch_names_them_and_nobody_writes_there(store: Store) -> None:
@@ -392,7 +392,7 @@ def test_a_driver_that_dies_while_collecting_leaves_a_whole_checkpoint(
     later.collector.sweep(time.time() + LATER_S)
     report = verify(store)
     assert report.ok and not report.orphans
-    assert Log(store).numbers()[0] == later.log.retired_below()
+    assert Log(store).numbers()[0] == later.log.oldest_kept()
 
 
 actions = st.lists(
@@ -419,7 +419,7 @@ def test_everything_a_kept_manifest_references_exists(script: list[tuple[str, in
     for action, n in script:
         kept = [
             r.number
-            for r in Log(store).records(start=driver.log.retired_below())
+            for r in Log(store).records(start=driver.log.oldest_kept())
             if isinstance(r, Epoch)
         ]
         if action == "epochs":

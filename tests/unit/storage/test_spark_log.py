@@ -10,7 +10,7 @@ import pytest
 
 from cairn.driver.coordinator.rewind import Stand, compare
 from cairn.errors import RestoreError
-from cairn.storage.seen_files import DEFAULT_INTERVAL, missing_entry
+from cairn.storage.seen_files import DEFAULT_INTERVAL, find_missing_file
 from cairn.storage.source_files import source_lines
 from cairn.storage.source_logs import for_setting, source_files
 from cairn.storage.spark_log import (
@@ -289,4 +289,4 @@ def test_a_list_that_spark_reads_is_not_laid_out_again(setting: int) -> None:
         interval = spark_interval(setting, [only])
         for last in range(only, only + interval):
             names = {f"{only}.compact", *(str(number) for number in range(only + 1, last + 1))}
-            assert missing_entry(names, last, setting) is None
+            assert find_missing_file(names, last, setting) is None

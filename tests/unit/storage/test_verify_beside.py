@@ -155,7 +155,7 @@ def test_a_note_of_a_savepoint_that_is_not_there_is_stale(store: Store, tmp_path
     assert report.ok
     (stale,) = report.stale_notes
     assert stale.path == "savepoints/0000000000003-a.json"
-    assert f"there is no savepoint at {url}" in stale.what
+    assert f"no savepoint at {url}" in stale.what
     open_store(url).put("savepoint.json", b"junk")
     assert "damaged" in verify(store).stale_notes[0].what
 

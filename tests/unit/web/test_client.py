@@ -205,7 +205,7 @@ def test_a_change_whose_answer_is_lost_is_told_as_unknown_and_sent_once() -> Non
         thread = threading.Thread(target=hang_up)
         thread.start()
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        with pytest.raises(QueryError, match=r"not said whether the savepoint is done.*\n.*points"):
+        with pytest.raises(QueryError, match=r"not confirmed the savepoint.*\n.*points"):
             cairn.client(url, control_token=CONTROL).savepoint("x")
         thread.join()
         listening.settimeout(0.2)

@@ -67,7 +67,7 @@ def test_cursor_of_a_removed_epoch_is_gone_not_mixed_with_another(folder: Path) 
     checkpoint.commit({"n": dict.fromkeys(range(20), 1)})
     asking = client(site_of(checkpoint))
     after = asking.get(N, params={"limit": 2}).json()["after"]
-    while checkpoint.log.retired_below() <= 2:
+    while checkpoint.log.oldest_kept() <= 2:
         checkpoint.commit({"n": dict.fromkeys(range(20), 2)}, base=True)
         checkpoint.collector.after_epoch()
     answer = asking.get(N, params={"limit": 2, "after": after})
@@ -324,7 +324,7 @@ def test_one_difference_is_made_at_a_time(
             found.append(asking.get(path).status_code)
         return []
 
-    monkeypatch.setattr("cairn.snapshots.diff.diff_epochs", and_another)
+    monkeypatch.setattr("cairn.web.states.diff_epochs", and_another)
     assert asking.get(path).status_code == 200
     assert found == [429]
 

@@ -183,18 +183,18 @@ class _Locator:
     def __init__(self, table: Table, group_count: int) -> None:
         self._table = table
         self._group_count = group_count
-        self._last: tuple[pa.Array, list[tuple[int, Key]]] | None = None
+        self._last: tuple[pa.Array, list[int], list[Key]] | None = None
 
-    def locate(self, keys: pa.Array) -> list[tuple[int, Key]]:
-        """Return (group, dict key) of each key; cached for the last array."""
+    def locate(self, keys: pa.Array) -> Iterator[tuple[int, Key]]:
+        """Iterate over (group, dict key) of each key; cached for the last array."""
         if self._last is None or self._last[0] is not keys:
             table = self._table
             found = key_groups(keys, table.keys.arrow, self._group_count)
             table.check_owned(keys, found)
             groups, names = found.tolist(), table.keys.decode_keys(keys)
             table.backend.prefetch(groups, names)
-            self._last = (keys, list(zip(groups, names, strict=True)))
-        return self._last[1]
+            self._last = (keys, groups, names)
+        return zip(self._last[1], self._last[2], strict=True)
 
 
 class RowValueHandle(_ByBatch, Value[Any]):

@@ -34,15 +34,14 @@ class Entries(Map[Any, Any]):
     _changes: list[dict[Key, Change]]
     _entries: Codec
 
-    def _entry(self, entry: object) -> Key:
+    def _entry(self, entry: object) -> Datum:
         """Return a map key in its stored form."""
         if entry is None:
             raise TypeError(f"state {self.name!r}: a map key cannot be None")
         try:
-            found: Key = self._entries.normalise_key(entry)
+            return self._entries.normalise_key(entry)
         except ValueTypeError as error:
             raise name_state(self, error) from None
-        return found
 
     def _get(self, entry: Key) -> Datum:
         """Return the stored value of an entry, or ABSENT."""

@@ -280,7 +280,7 @@ class RocksBackend(Backend):
             self._databases.append(self._home)
         return self._home
 
-    def load(self, store: Store, ref: FileRef, groups: range, scratch: str) -> bool:
+    def load(self, store: Store, ref: FileRef, groups: range) -> bool:
         if ref.format != "rocksdb":
             return False
         index = read_index(store, ref)

@@ -133,7 +133,7 @@ class RocksMapRows(RocksRows):
         return view if len(view) else default
 
     def __contains__(self, key: object) -> bool:
-        return len(self[key]) > 0  # type: ignore[index]
+        return len(self[key]) > 0
 
     def peek(self, key: Key) -> Content:
         view = self.recent(key)

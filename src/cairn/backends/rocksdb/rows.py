@@ -85,7 +85,7 @@ class RocksRows(dict[Key, Content]):
         return default if value is None else value
 
     def __contains__(self, key: object) -> bool:
-        return self[key] is not None  # type: ignore[index]
+        return self[key] is not None
 
     def __len__(self) -> int:
         return self.held

@@ -1,9 +1,9 @@
-"""What the subtasks of an attempt have acknowledged, before it counts.
+"""Check the acknowledgements of an attempt before it counts.
 
 Always true here:
-- an attempt counts when every subtask of every level has said one thing;
-- subtasks that hold the same state have made the same changes to it;
-- a row of a broadcast is put aside by all subtasks of an operator, or by none.
+- an attempt counts if every subtask of every level has acknowledged one result;
+- subtasks that hold the same state have changed it in the same way;
+- a broadcast row becomes a dead letter in all subtasks of an operator, or in none.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from cairn.protocol.messages import Ack
 from cairn.protocol.scoped_state import ScopedState
 from cairn.protocol.spec import JobSpec
 
-Said = dict[str | None, list[int]]
-"""Subtasks, by what they have said."""
+Results = dict[str | None, list[int]]
+"""Subtasks by result."""
 
 
-def complete(acks: Sequence[Ack], spec: JobSpec, parallelism: int) -> list[Ack]:
-    """One acknowledgement of every subtask of every level, which said one thing only."""
+def check_complete(acks: Sequence[Ack], spec: JobSpec, parallelism: int) -> list[Ack]:
+    """Return one acknowledgement per level and subtask; EpochError if one is missing."""
     found: dict[tuple[int, int], Ack] = {}
     for ack in acks:
         if found.setdefault((ack.level, ack.subtask), ack) != ack:
@@ -32,14 +32,14 @@ def complete(acks: Sequence[Ack], spec: JobSpec, parallelism: int) -> list[Ack]:
     missing = expected - found.keys()
     if missing:
         raise EpochError(f"no acknowledgement of (level, subtask) {sorted(missing)}")
-    # What is said twice counts once: its output must not be published twice.
+    # Deduplicated: stages that ran twice must not publish their output twice.
     return [found[at] for at in sorted(expected)]
 
 
 def check_shared(acks: Sequence[Ack], states: Mapping[str, ScopedState]) -> None:
-    """Subtasks that get the same rows have made the same of them."""
-    deltas: dict[str, Said] = {}
-    aside: dict[str, Said] = {}
+    """Raise FunctionError if subtasks with the same rows have different results."""
+    deltas: dict[str, Results] = {}
+    aside: dict[str, Results] = {}
     for ack in acks:
         for op in ack.operators:
             state = states.get(op.uid)
@@ -49,33 +49,33 @@ def check_shared(acks: Sequence[Ack], states: Mapping[str, ScopedState]) -> None
                 delta = None if op.delta is None else op.delta.id
                 deltas.setdefault(state.operator, {}).setdefault(delta, []).append(ack.subtask)
             aside.setdefault(op.uid, {}).setdefault(op.broadcast_aside, []).append(ack.subtask)
-    # First: what a row that failed has not written is a difference in state, too.
-    for operator, said in aside.items():
+    # First: a row that failed in some subtasks also makes their state differ.
+    for operator, results in aside.items():
         _check_alike(
             operator,
-            said,
+            results,
             "fails on different rows in different subtasks",
-            "a row that it fails on is put aside in every subtask, or in none",
+            "a row fails in every subtask, or in none",
         )
-    for operator, said in deltas.items():
+    for operator, results in deltas.items():
         _check_alike(
             operator,
-            said,
+            results,
             "has left different broadcast state in different subtasks",
-            "what it writes depends on the rows and on ctx.broadcast alone",
+            "writes depend only on the rows and on ctx.broadcast",
         )
 
 
-def _check_alike(operator: str, said: Said, what: str, expected: str) -> None:
-    if len(said) == 1:
+def _check_alike(operator: str, results: Results, what: str, expected: str) -> None:
+    if len(results) == 1:
         return
-    rest = sorted(said.values(), key=len)[:-1]
+    rest = sorted(results.values(), key=len)[:-1]
     differing = sorted(subtask for subtasks in rest for subtask in subtasks)
     raise FunctionError(
         f"process_broadcast() of operator {operator!r} {what}\n"
         f"  found: subtasks {differing} differ from the others\n"
         f"  expected: {expected}\n"
-        "  next: take out what differs between subtasks: ctx.subtask, state of keys, "
+        "  next: remove everything that differs between subtasks: ctx.subtask, state of keys, "
         "clocks, random numbers, attributes of the function",
         operator=operator,
         subtasks=differing,

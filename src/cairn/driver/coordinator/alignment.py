@@ -1,16 +1,15 @@
-"""Alignment: how long an operator's input was half there.
+"""Alignment: the time that an operator's input was only partly there.
 
-An operator sees all of an epoch from every subtask that feeds it, or nothing: Spark's stage
-boundary is where it waits. Its alignment time is from the first upstream subtask to finish until
-the last one has. Rows that pass a level by count as that level's own: they cross
-the same boundary.
+An operator waits at Spark's stage boundary until every subtask that feeds it has finished. Its
+alignment time is the time between the first and the last of them to finish. Rows that bypass a
+level count as rows of that level: they cross the same boundary.
 
 Always true here:
 - upstream of level 0 are the Spark tasks that read the sources and map their rows;
-- an operator that is fed inside the slot waits for nobody;
-- in an epoch of several rounds it is the longest of them.
+- a chained operator does not wait;
+- in a batch of several rounds, the longest one counts.
 
-Finish times are those of each machine's own clock.
+Finish times are taken from the clock of each machine.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from cairn.protocol.spec import LevelSpec, OperatorSpec
 def level_alignment_ms(
     levels: Sequence[LevelSpec], reports: Sequence[Report], sources_ms: int | None
 ) -> dict[int, int | None]:
-    """What each level waited for; None where that is not known.
+    """Return the alignment time of each level; None if it is not known.
 
-    `sources_ms` is from the first to the last Spark task before level 0.
+    `sources_ms` is the time between the first and the last Spark task before level 0.
     """
-    # A round of a loop is an action of its own, so its stages are too.
+    # Each round is a Spark action of its own, with its own stages.
     finished: dict[tuple[int, int | None], dict[int, int]] = {}
     for report in reports:
         subtasks = finished.setdefault((report.level, report.stage), {})
-        # One that ran again is done when it was done for the last time.
+        # A subtask that ran again counts when it finished last.
         subtasks[report.subtask] = max(report.finished_ms, subtasks.get(report.subtask, 0))
     spreads: dict[int, int] = {}
     for (level, _), subtasks in finished.items():
@@ -47,7 +46,7 @@ def level_alignment_ms(
 def alignment_ms(
     levels: Sequence[LevelSpec], reports: Sequence[Report], sources_ms: int | None
 ) -> dict[str, int | None]:
-    """The same by operator."""
+    """Return the alignment time of each operator."""
     waited = level_alignment_ms(levels, reports, sources_ms)
     return {
         operator.uid: 0 if is_chained(operator) else waited[level.index]
@@ -57,5 +56,5 @@ def alignment_ms(
 
 
 def is_chained(operator: OperatorSpec) -> bool:
-    """Whether all its rows come from operators of its own level."""
+    """True if all rows come from operators of the same level."""
     return all(inlet.lane is None for inlet in operator.inlets)

@@ -1,10 +1,10 @@
-"""When to write a range's files anew: small deltas into larger ones, all of it into a base.
+"""Choose the files of a range to rewrite: small deltas into larger ones, all files into a base.
 
 Merging is size-tiered: ten files of a tier become one of the next, together with the
-smaller ones after them, so a range has few files however old the job is. A base is due
-when the deltas after it have outgrown it; recovery then reads a bounded multiple of the
-state. How far they may outgrow it follows from what a base costs: on the heap all of the
-state, in RocksDB only the files that are new.
+smaller ones after them, so a range has few files even in an old job. A base is due when the
+deltas after it are larger than a multiple of it; a restore then reads a bounded multiple of the
+state. The multiple depends on the cost of a base: on the heap all of the state, in RocksDB only
+the new files.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ BASE_BYTES_MIN = 4 * 1024 * 1024
 
 
 def base_ratio(backend: str) -> float:
-    """How many times its size the deltas after a base may reach."""
+    """Return the limit of the deltas after a base, as a multiple of its size."""
     return float(os.environ.get("CAIRN_BASE_RATIO") or BASE_RATIO[backend])
 
 
 def base_bytes_min() -> int:
-    """Deltas of so many bytes need no base yet. Whoever sets the ratio means it."""
+    """Return the bytes of deltas that need no base yet; 0 if the user has set the ratio."""
     return 0 if "CAIRN_BASE_RATIO" in os.environ else BASE_BYTES_MIN
 
 
 def due(files: Sequence[FileRef], backend: str = "heap") -> Compaction | None:
-    """What to write anew of these files, oldest first."""
+    """Return the compaction that is due for these files, oldest first; None if none is."""
     base_bytes = sum(ref.size for ref in files if ref.kind == "base")
     delta_bytes = sum(ref.size for ref in files if ref.kind == "delta")
     if delta_bytes > max(base_ratio(backend) * base_bytes, base_bytes_min()):
@@ -41,8 +41,8 @@ def due(files: Sequence[FileRef], backend: str = "heap") -> Compaction | None:
     for count, ref in enumerate(reversed(files), start=1):
         if ref.kind == "base":
             break
-        # What is smaller goes with the larger: newer files, of which the newest delta is always
-        # there, and older ones that a change of parallelism has left between others.
+        # Smaller files are merged with larger ones: newer files, among them always the newest
+        # delta, and older ones that a change of parallelism has left in between.
         in_tier = in_tier + 1 if ref.tier <= tier else 1
         tier = max(tier, ref.tier)
         if in_tier >= FAN_IN:

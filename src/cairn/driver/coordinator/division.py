@@ -33,14 +33,14 @@ class Division:
         self.ranges = {uid: self._divide(state) for uid, state in states.items()}
 
     def _divide(self, state: ScopedState) -> list[RangeState]:
-        held, count = self._held(state.uid), self._group_count
+        held, count = self._find(state.uid), self._group_count
         if state.scope == "shared":
             return [shared_range(held, count)]
         if state.scope == "subtask":
             return lists_for(held, self._parallelism, count, state.redistribution)
         return ranges_for(held, self._parallelism, count)
 
-    def _held(self, uid: str) -> EpochOperator | None:
+    def _find(self, uid: str) -> EpochOperator | None:
         """Return the state as the epoch holds it."""
         held = None if self._newest is None else self._newest.operators.get(uid)
         # Under another scope it is empty: otherwise the program would have been refused.
@@ -55,13 +55,13 @@ class Division:
             found[uid] = versions * self._parallelism if is_shared else versions
         return found
 
-    def redistributed(self) -> set[str]:
+    def find_redistributed(self) -> set[str]:
         """Return the uids of lists that change owners: each subtask writes its share."""
         return {
             uid
             for uid, ranges in self.ranges.items()
             if self._states[uid].scope == "subtask"
-            and (held := self._held(uid)) is not None
+            and (held := self._find(uid)) is not None
             and len(held.ranges) != len(ranges)
             and any(each.version != EMPTY_VERSION for each in ranges)
         }
@@ -70,7 +70,7 @@ class Division:
         """Return the pieces that ranges are made of, for states whose ranges have changed."""
         found = {}
         for uid, ranges in self.ranges.items():
-            held = self._held(uid)
+            held = self._find(uid)
             if held is None or held.scope != "keyed":
                 continue
             if len(held.ranges) != len(ranges):
@@ -93,7 +93,7 @@ class Division:
         compaction = due(wanted.files, backend if is_keyed else "heap")
         if compaction is None or compaction.kind == "base":
             return compaction
-        held = self._held(uid)
+        held = self._find(uid)
         # Right after a change of parallelism the parent has other ranges: merged an epoch later.
         ranges = [] if held is None else [(r.first_group, r.group_count) for r in held.ranges]
         return compaction if (wanted.first_group, wanted.group_count) in ranges else None

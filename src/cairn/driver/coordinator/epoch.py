@@ -1,19 +1,19 @@
-"""The coordinator: takes over, runs epochs, commits them.
+"""The coordinator: take over, run batches, commit epochs.
 
     take_over -> recover -> run_batch*          each epoch:
-      begin     what the attempt starts from, fixed
-      execute   the subtasks run and acknowledge (Spark, or a simulation); in a job with
-                loops again and again, up to so many rounds, while records are sent back
-      pack      small deltas into one object
+      begin     fix the state that the attempt starts from
+      execute   the subtasks run and acknowledge (in Spark, or in a simulation); in a job with
+                loops in several rounds, while records are sent back
+      pack      write small deltas into one object
       manifest  put-if-absent: from here on the epoch exists
-      commit    sinks publish, again and again until they have
-      collect   what no kept epoch needs goes
+      commit    the sinks publish, and are called again until they succeed
+      collect   delete files that no kept epoch needs
 
 An epoch may have several batches (`checkpoint_every`): each is executed and packed, the last
 one is followed by manifest and commit. Until then the epoch is `newest`, and in this driver
 only. With a weaker guarantee each batch is published when it is packed.
 
-It knows nothing of Spark: how a batch is executed is passed in.
+It does not import Spark: `execute` is passed in.
 
 Always true here:
 - nothing is aborted, collected or cut before the takeover is in the log;
@@ -29,11 +29,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from cairn.crash import crash_point
-from cairn.driver.coordinator import said
+from cairn.driver.coordinator import events
 from cairn.driver.coordinator.attempts import Attempts
 from cairn.driver.coordinator.division import Division
 from cairn.driver.coordinator.guarantees import Guarantee
@@ -52,10 +53,10 @@ from cairn.driver.coordinator.output import targets_of
 from cairn.driver.coordinator.publisher import Paused, Publisher
 from cairn.driver.coordinator.ranges import slots_for
 from cairn.driver.coordinator.record import (
-    advanced_ranges,
+    advance_ranges,
+    apply_compactions,
     committables_of,
     pack_small_files,
-    taken_in,
 )
 from cairn.driver.coordinator.rounds import Execute, Outcome, run_rounds
 from cairn.driver.coordinator.ticker import timers_of
@@ -66,9 +67,10 @@ from cairn.ids import new_id
 from cairn.logs import logger, scope
 from cairn.plan.graph import Watermark
 from cairn.process_identity import identify, pid_namespace
-from cairn.protocol.messages import Begin
+from cairn.protocol.messages import Ack, Begin, Compacted, Report
 from cairn.protocol.scoped_state import states_by_scope
 from cairn.protocol.spec import JobSpec, OperatorSpec
+from cairn.report.epoch import Measured, Timings
 from cairn.sinks.base import Committable, Execution, Sink
 from cairn.slot.feedback import feedback_state
 from cairn.storage.conditional_put import check_conditional_put
@@ -87,8 +89,51 @@ def clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+class Ran(NamedTuple):
+    """A batch whose attempt has succeeded."""
+
+    begin: Begin
+    position: SparkPosition
+    rounds: Sequence[Outcome]
+    ranges: dict[str, list[RangeState]]
+    """The ranges before the batch, with files written in the background."""
+    compacted: Sequence[Compacted]
+    prepared: Mapping[str, list[Committable]]
+    ran_ms: float
+
+    @property
+    def acks(self) -> list[Ack]:
+        return [ack for outcome in self.rounds for ack in outcome.acks]
+
+    @property
+    def reports(self) -> list[list[Report]]:
+        return [outcome.reports for outcome in self.rounds]
+
+
 class Coordinator:
     """Leads one job on one checkpoint."""
+
+    origins: dict[str, Watermark]
+    """The places where event time and a watermark are declared."""
+    slots: list[int]
+    """The slot of each subtask in later epochs."""
+    newest: Epoch | None = None
+    """The epoch that the next batch starts from: committed, or with batches still to come."""
+    committed: Epoch | None = None
+    """The newest epoch in the log."""
+    committed_by: tuple[Epoch, dict[str, OperatorSpec]] | None = None
+    """That epoch, if this driver has committed it, and the operators that made it."""
+    batches: int = 0
+    """Batches of the running epoch that have run; 0: the newest epoch is committed."""
+    is_published: bool = True
+    """True if the sinks have published the newest epoch in the log."""
+    term: int = 0
+    awake_ms: int = 0
+    """The time since when this driver reads the sources."""
+    is_stopping: Callable[[], bool]
+    """If it returns True, the next round is the last of its batch, and nothing waits for a sink."""
+    on_failure: Callable[[CairnError, int, int], None]
+    """Called with each failed attempt: error, epoch and number of the attempt."""
 
     def __init__(
         self,
@@ -111,31 +156,13 @@ class Coordinator:
         allow_dropped_output: bool = False,
     ) -> None:
         self.origins = dict(origins or {})
-        """Where event time and a watermark are declared."""
         self.store = store
         self.log = Log(store)
         self.run_id = run_id or new_id()
         self.slots = list(range(parallelism))
-        """Which slot runs each subtask, in the epochs to come."""
-        self.newest: Epoch | None = None
-        """What the next batch starts from: committed, or with batches still to come."""
-        self.committed: Epoch | None = None
-        """The newest epoch in the log."""
-        self.committed_by: tuple[Epoch, dict[str, OperatorSpec]] | None = None
-        """That epoch, if this driver has committed it, and the operators that made it."""
+        self.is_stopping = lambda: False
+        self.on_failure = lambda error, epoch, attempt: None
         self._newest_by: dict[str, OperatorSpec] = {}
-        self.batches = 0
-        """How many of the epoch under way have run; none: the newest is committed."""
-        self.is_published = True
-        """Whether the sinks have what is in the log."""
-        self.term = 0
-        self.awake_ms = 0
-        """Since when this driver asks the sources for rows."""
-        self.is_stopping: Callable[[], bool] = lambda: False
-        """Then the next round is the last of its batch: what is in flight is there to go on.
-        And a sink that cannot publish is waited for no longer."""
-        self.on_failure: Callable[[CairnError, int, int], None] = lambda error, epoch, attempt: None
-        """Told of every attempt at an epoch that failed."""
         self._guarantee = guarantee
         self._checkpoint_every = checkpoint_every
         self._publisher = Publisher(
@@ -163,17 +190,17 @@ class Coordinator:
 
     @property
     def paused(self) -> Paused | None:
-        """Why no epoch begins, while a sink cannot publish."""
+        """The reason why no epoch begins, while a sink cannot publish."""
         return self._publisher.paused
 
     @property
     def dropped_batches(self) -> int:
-        """With at-most-once: those that a sink has failed on, and was not told of again."""
+        """Batches that a sink failed to publish, with at-most-once."""
         return self._publisher.dropped
 
     @property
     def last_commit_ms(self) -> float:
-        """How long the sinks took to publish the last time."""
+        """Duration of the last publication."""
         return self._publisher.last_ms
 
     @property
@@ -181,15 +208,15 @@ class Coordinator:
         return len(self.slots)
 
     def rescale(self, parallelism: int) -> None:
-        """The parallelism of the epochs to come. Slots keep what they hold where they can."""
+        """Change the parallelism of later epochs. Slots keep as much state as possible."""
         self.slots = self.slots_for(parallelism)
 
     def slots_for(self, parallelism: int) -> list[int]:
-        """Which slots a parallelism would run on."""
+        """Return the slots that a parallelism would run on."""
         return slots_for(self.slots, parallelism, self.spec.group_count)
 
     def deploy(self, spec: JobSpec, *, rewrite: Collection[str] = ()) -> None:
-        """The functions of the epochs to come. State of `rewrite` gets another form in the next."""
+        """Set the functions of later epochs. The next one rewrites the state of `rewrite`."""
         self.spec = spec
         self.operators = {op.uid: op for level in spec.levels for op in level.operators}
         states = [state for op in self.operators.values() for state in states_by_scope(op)]
@@ -197,21 +224,22 @@ class Coordinator:
         self.scoped_states = {state.uid: state for state in states}
         self._decls = {state.uid: state.decls for state in states}
         self.feedbacks = {feedback.uid for feedback in spec.feedbacks}
-        # Asked for until an epoch has done it, also when another change comes first.
-        # What goes back in loops is written anew in every epoch.
+        # Kept until an epoch has rewritten them, even if another change comes first. Records of
+        # loops are written again in every epoch.
         known = self.scoped_states.keys() - self.feedbacks
         self._rewrite = (self._rewrite | frozenset(rewrite)) & known
 
     # Starting
 
     def check_output(self, newest: Epoch) -> None:
-        """Refuse a program whose start would lose output of this epoch."""
+        """Raise PlanError if a start of this program would lose output of the epoch."""
         self._publisher.check_output(newest)
 
     def take_over(self) -> Epoch | None:
-        """Become the leader. Everybody before is fenced; the newest epoch is ours to go on from.
+        """Become the leader: fence earlier drivers, and return the newest epoch.
 
-        RestoreError, and nobody is fenced, where a sink has published what the log does not have.
+        RestoreError, before anything is fenced, if a sink has published an epoch that the log
+        does not have.
         """
         check_marks(self._publisher.sinks, self.store)
         record = self.log.take_over(
@@ -227,7 +255,7 @@ class Coordinator:
         if self.newest is not None:
             self._job_clock.follow(self.newest)
         self.awake_ms = self.now_ms()
-        said.took_over(self.spec.job_name, record, self.newest)
+        events.log_takeover(self.spec.job_name, record, self.newest)
         self._collector = Collector(
             self.store,
             self.log,
@@ -241,14 +269,14 @@ class Coordinator:
         return self.newest
 
     def adopt(self, epoch: Epoch) -> None:
-        """Make an epoch that came from elsewhere the first one of an empty checkpoint."""
+        """Make a given epoch the first one of an empty checkpoint."""
         assert self.newest is None and epoch.parent is None, "only into an empty checkpoint"
-        self.newest = self.committed = self.log.append(lambda number: _numbered(epoch, number))
+        self.newest = self.committed = self.log.append(lambda number: _check_number(epoch, number))
         self._job_clock.follow(epoch)
         crash_point("driver.savepoint.loaded")
 
     def recover(self) -> None:
-        """Publish the newest epoch again (it may not have been), clear what nobody will publish."""
+        """Publish the newest epoch again, and remove output of abandoned attempts."""
         assert self._collector is not None, "recovery follows the takeover"
         with scope(job=self.spec.job_name):
             self._publisher.recover(self.committed, self.term)
@@ -261,10 +289,10 @@ class Coordinator:
     def run_batch(
         self, position: SparkPosition, execute: Execute, *, is_draining: bool = False
     ) -> Epoch:
-        """Run the next batch, and commit the epoch if it is the last of it.
+        """Run the next batch, and commit the epoch if that was its last one.
 
-        Raises the first cause when every attempt failed. `is_draining`: the input has ended,
-        and every timer is due.
+        Raises the first error if every attempt failed. `is_draining`: the input has ended, and
+        all timers are due.
         """
         assert self.log.last is not None and self._collector is not None, "epochs follow a takeover"
         with scope(job=self.spec.job_name, epoch=self.log.last + 1):
@@ -290,18 +318,8 @@ class Coordinator:
         while True:
             try:
                 begin = self._begin(number, attempts.failed, now_ms, division, is_draining)
-                rounds = run_rounds(
-                    begin, execute, self.spec, self.scoped_states, is_stopping=self.is_stopping
-                )
-                crash_point("driver.epoch.ran")
-                ran_ms = (time.perf_counter() - started) * 1000
-                compacted = collect_announced([r for outcome in rounds for r in outcome.reports])
-                rounds, compacted = pack_small_files(self.store, rounds, compacted, self.term)
-                crash_point("driver.pack.written")
-                parts = taken_in(begin, division.ranges, compacted)
-                acks = [ack for outcome in rounds for ack in outcome.acks]
-                prepared = committables_of(acks, self._publisher.sinks)
-                epoch = self._manifest(begin, parts, position, rounds, prepared, ran_ms)
+                ran = self._attempt(begin, position, execute, division, started)
+                epoch = self._manifest(ran)
                 lost = self._collector.find_lost_paths(epoch)
                 if lost:
                     raise EpochError(f"epoch {number}: collected meanwhile: {sorted(lost)[0]}")
@@ -312,24 +330,46 @@ class Coordinator:
                 failure = error
             attempts.fail(failure)
         self._publisher.resume()
-        for why in sorted({r.base_failed for o in rounds for r in o.reports if r.base_failed}):
+        for why in sorted({r.base_failed for each in ran.reports for r in each if r.base_failed}):
             logger.warning("epoch %d: a base could not be written, %s", number, why)
         if self._guarantee != "exactly-once":
             # First: a batch that is not published is not in the epoch, and is read again.
             self._check_leader(number)
-            self._publisher.publish(number, prepared, begin.execution.batch)
+            self._publisher.publish(number, ran.prepared, ran.begin.execution.batch)
             crash_point("driver.batch.published")
         self.newest = epoch
         self._newest_by = self.operators
         self.batches += 1
-        self._settled = [file.stored.id for file in compacted]
-        self._rewrite -= frozenset(begin.rewrite)
+        self._settled = [file.stored.id for file in ran.compacted]
+        self._rewrite -= frozenset(ran.begin.rewrite)
         if self.batches >= self._checkpoint_every:
             self.commit_epoch()
         return self.newest
 
+    def _attempt(
+        self,
+        begin: Begin,
+        position: SparkPosition,
+        execute: Execute,
+        division: Division,
+        started_s: float,
+    ) -> Ran:
+        """Run all rounds of a batch once, and store small files. The batch began at `started_s`."""
+        rounds = run_rounds(
+            begin, execute, self.spec, self.scoped_states, is_stopping=self.is_stopping
+        )
+        crash_point("driver.epoch.ran")
+        ran_ms = (time.perf_counter() - started_s) * 1000
+        compacted = collect_announced([r for outcome in rounds for r in outcome.reports])
+        rounds, compacted = pack_small_files(self.store, rounds, compacted, self.term)
+        crash_point("driver.pack.written")
+        ranges = apply_compactions(begin, division.ranges, compacted)
+        acks = [ack for outcome in rounds for ack in outcome.acks]
+        prepared = committables_of(acks, self._publisher.sinks)
+        return Ran(begin, position, rounds, ranges, compacted, prepared, ran_ms)
+
     def commit_epoch(self) -> None:
-        """Commit the epoch under way, if there is one: in the log, then by the sinks."""
+        """Commit the running epoch, if there is one: write its record, then publish it."""
         if not self.batches or self.newest is None:
             return
         with scope(job=self.spec.job_name, epoch=self.newest.number):
@@ -337,16 +377,16 @@ class Coordinator:
 
     def _commit_epoch(self) -> None:
         assert self.newest is not None and self._collector is not None, "an epoch has run"
-        # As of now: its last batch may have been a while ago.
+        # The present time: its last batch may have been a while ago.
         epoch = msgspec.structs.replace(
             self.newest, wall_ms=self._clock(), oldest_kept=self._collector.oldest_to_keep()
         )
         try:
-            epoch = self.log.append(lambda number: _numbered(epoch, number))
+            epoch = self.log.append(lambda number: _check_number(epoch, number))
         except OSError as error:
             raise CommitError(
                 f"epoch {epoch.number} is not published: {error}\n"
-                "  next: see to the store, then start the job again; it runs the epoch anew",
+                "  next: fix the store, then start the job again; it runs the epoch again",
                 epoch=epoch.number,
             ) from error
         crash_point("driver.manifest.written")
@@ -356,21 +396,21 @@ class Coordinator:
         self.batches = 0
         self._publisher.publish_epoch(epoch)
         self.is_published = True
-        said.committed(epoch, self.last_commit_ms)
+        events.log_epoch(epoch, self.last_commit_ms)
         crash_point("driver.sinks.committed")
         self._pending.forget()
         self._collector.after_epoch()
         crash_point("driver.collected")
 
     def note_published(self) -> None:
-        """Write down that the newest published epoch is: no later one proves it yet."""
+        """Write the note that the newest epoch is published: no later epoch proves it yet."""
         self._publisher.note_published()
 
     def _check_leader(self, number: int) -> None:
-        """Before something is published that is not in the log: whoever takes over is there first.
+        """Raise CommitConflictError if another driver has taken over.
 
-        So what a driver that was fenced has planned since then is not published, and what it
-        had planned before is known to the one who took over.
+        Called before a batch is published that is not in the log. So batches that a fenced driver
+        plans are not published, and batches it planned before are known to the new leader.
         """
         if not self.log.is_leading():
             raise CommitConflictError(
@@ -385,7 +425,7 @@ class Coordinator:
 
     @property
     def watermark_ms(self) -> int | None:
-        """What the next epoch runs with."""
+        """The watermark of the next epoch."""
         return None if self.newest is None else self.newest.watermark_ms
 
     def _begin(
@@ -413,72 +453,28 @@ class Coordinator:
             is_draining=is_draining,
             parallelism=self.parallelism,
             versions=division.versions(),
-            # They are made from files of a committed epoch.
+            # Compactions read files of a committed epoch.
             compactions={} if self.batches else division.compactions(self.spec.backend),
             inline_bytes_max=min(INLINE_BYTES_MAX, INLINE_TOTAL_BYTES_MAX // shares),
             slots=self.slots,
             pieces=division.pieces(),
             settled=self._settled,
-            rewrite=sorted(self._rewrite | division.redistributed()),
+            rewrite=sorted(self._rewrite | division.find_redistributed()),
         )
 
-    def _manifest(
-        self,
-        begin: Begin,
-        ranges: dict[str, list[RangeState]],
-        position: SparkPosition,
-        rounds: Sequence[Outcome],
-        prepared: Mapping[str, list[Committable]],
-        ran_ms: float,
-    ) -> Epoch:
-        """The epoch as of this batch: of those before it what they did is counted in."""
+    def _manifest(self, ran: Ran) -> Epoch:
+        """Return the epoch as of this batch, with its earlier batches counted in."""
         assert self._collector is not None
-        before = self.newest if self.batches else None
-        last = rounds[-1]
-        reports = [outcome.reports for outcome in rounds]
-        acks = [ack for outcome in rounds for ack in outcome.acks]
-        advanced = advanced_ranges(
-            ranges,
-            [outcome.acks for outcome in rounds],
-            begin.epoch,
-            state_held_of(last.reports),
-            self.feedbacks,
-        )
-        operators = {
-            uid: EpochOperator(
-                uid=uid,
-                function_version=self.operators[state.operator].function_version,
-                key_types=state.key_types,
-                states=self._decls[uid],
-                scope=state.scope,
-                parallelism=self.parallelism,
-                ranges=advanced[uid],
-            )
-            for uid, state in self.scoped_states.items()
-        }
-        sources_ms, commit_ms = rounds[0].sources_ms, self.last_commit_ms
-        timings = time_epoch(self.spec, reports, begin, ran_ms, sources_ms, commit_ms)
-        published = None
-        if self._guarantee != "exactly-once":
-            # Noted here, as the record has nothing left to publish.
-            published = {uid: len(given) for uid, given in prepared.items()}
-        batch = measure_epoch(self.spec, acks, reports, sources_ms, published)
-        metrics = with_totals(
-            batch if before is None else add_measured(before.metrics, batch),
-            batch,
-            timings,
-            user_of(reports),
-            self.newest,
-            is_first_batch=not self.batches,
-        )
+        begin, last = ran.begin, ran.rounds[-1]
+        timings, metrics = self._measure(ran)
         clocks = clocks_of(self.newest).after(
-            rounds[0].event_times,
+            ran.rounds[0].event_times,
             self.origins,
             begin.now_ms,
             ended_ms=self.now_ms(),
             awake_ms=self.awake_ms,
         )
-        to_publish = self._to_publish(prepared)
+        to_publish = self._to_publish(ran.prepared)
         return Epoch(
             number=begin.epoch,
             parent=begin.parent,
@@ -488,30 +484,72 @@ class Coordinator:
             now_ms=begin.now_ms,
             watermarks=clocks.origins,
             watermark_ms=clocks.watermark_ms,
-            # The watermark of a drain is made up: what operators emit then is as old as before.
+            # The watermark of a drain is artificial: operators then emit rows as old as before.
             passed_ms=begin.passed_ms if begin.is_draining else begin.watermark_ms,
             seen_ms=clocks.seen_ms,
             timers=timers_of(last.acks),
-            spark=position,
-            operators=operators,
+            spark=ran.position,
+            operators=self._operators_after(ran),
             committables=to_publish,
             targets=targets_of(self._publisher.sinks, to_publish),
-            timings=timings if before is None else add_timings(before.timings, timings),
+            timings=timings,
             metrics=metrics,
             oldest_kept=self._collector.oldest_to_keep(),
         )
 
+    def _operators_after(self, ran: Ran) -> dict[str, EpochOperator]:
+        ranges = advance_ranges(
+            ran.ranges,
+            [outcome.acks for outcome in ran.rounds],
+            ran.begin.epoch,
+            state_held_of(ran.rounds[-1].reports),
+            self.feedbacks,
+        )
+        return {
+            uid: EpochOperator(
+                uid=uid,
+                function_version=self.operators[state.operator].function_version,
+                key_types=state.key_types,
+                states=self._decls[uid],
+                scope=state.scope,
+                parallelism=self.parallelism,
+                ranges=ranges[uid],
+            )
+            for uid, state in self.scoped_states.items()
+        }
+
+    def _measure(self, ran: Ran) -> tuple[Timings, Measured]:
+        """Return timings and metrics of the epoch as of this batch."""
+        begin, reports = ran.begin, ran.reports
+        before = self.newest if self.batches else None
+        sources_ms, commit_ms = ran.rounds[0].sources_ms, self.last_commit_ms
+        timings = time_epoch(self.spec, reports, begin, ran.ran_ms, sources_ms, commit_ms)
+        published = None
+        if self._guarantee != "exactly-once":
+            # Noted here, as the record has nothing left to publish.
+            published = {uid: len(given) for uid, given in ran.prepared.items()}
+        batch = measure_epoch(self.spec, ran.acks, reports, sources_ms, published)
+        metrics = with_totals(
+            batch if before is None else add_measured(before.metrics, batch),
+            batch,
+            timings,
+            user_of(reports),
+            self.newest,
+            is_first_batch=not self.batches,
+        )
+        return timings if before is None else add_timings(before.timings, timings), metrics
+
     def _to_publish(
         self, prepared: Mapping[str, list[Committable]]
     ) -> dict[str, list[Committable]]:
-        """What the sinks publish when the epoch is in the log."""
+        """Return the output that the sinks publish when the epoch is in the log."""
         if self._guarantee != "exactly-once":
-            return {}  # Published by then.
+            return {}  # Each batch was published before.
         before = self.newest.committables if self.newest is not None and self.batches else {}
         return {uid: [*before.get(uid, ()), *given] for uid, given in prepared.items()}
 
 
-def _numbered(epoch: Epoch, number: int) -> Epoch:
+def _check_number(epoch: Epoch, number: int) -> Epoch:
     assert epoch.number == number, "an epoch is published under the number it ran with"
     return epoch
 

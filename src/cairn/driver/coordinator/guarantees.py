@@ -1,10 +1,10 @@
-"""What a job promises of its output, whatever crashes.
+"""The guarantees of a job for its output after a crash.
 
-exactly-once     each row of input counts once, in state and output
-at-least-once    output is published before the epoch commits: after a crash, what followed
+exactly-once     each input row counts once, in state and output
+at-least-once    output is published before the epoch commits: after a crash, the output since
                  the last commit is published again; state counts each row once
-at-most-once     as above, and what was read is never read again: after a crash, what
-                 followed the last commit is missing in state, and may be in output
+at-most-once     the same, and no input is read twice: after a crash, the input since the last
+                 commit is missing in state, and may be missing in output
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Guarantee = Literal["exactly-once", "at-least-once", "at-most-once"]
 
 GUARANTEES: Final[tuple[str, ...]] = get_args(Guarantee)
 CHECKPOINT_EVERY_MAX: Final = 10_000
-"""Batches of one epoch: all of them are run again after a crash."""
+"""Limit of the batches of an epoch, which all run again after a crash."""
 
 
 def check_guarantee(guarantee: str, checkpoint_every: int) -> None:

@@ -1,10 +1,10 @@
-"""The job's clock: what processing timers, TTLs and `ctx.now_ms` go by.
+"""The clock of a job, for processing timers, TTLs and `ctx.now_ms`.
 
-It shows the time of the driver's machine, as long as that goes forward. A job's time cannot go
-back: timers have fired, and state that has expired is gone from some slots and not from others.
-When the machine's clock is set back, or the next driver's is behind, the job's clock
-goes on at half speed until the machine's has caught up. Standing still instead, it would hold
-every timer up for as long as the machine's clock was ahead.
+It shows the time of the driver's machine, as long as that goes forward. The time of a job cannot
+go back: timers have fired, and expired state is gone from some slots and not from others. If the
+machine's clock is set back, or the next driver's is behind, the job's clock runs at half speed
+until the machine's has caught up. If it stopped instead, all timers would be late by the time
+that the machine's clock was ahead.
 
 Always true here:
 - a reading is never before an earlier one, nor before the `now` of the epoch it follows;
@@ -25,18 +25,18 @@ SLOWDOWN: Final = 2
 
 
 class JobClock:
-    """Reads the time of a job. For any thread."""
+    """Reads the time of a job. Any thread may use it."""
 
     def __init__(self, machine_ms: Callable[[], int]) -> None:
         self._machine_ms = machine_ms
         self._lock = threading.Lock()
         self._now_ms = self._read_ms = 0
-        """The last reading, and that of the machine's clock for it."""
+        """The last reading of the job's clock and of the machine's."""
         self._slow_from = (0, 0)
-        """The same, when the machine's clock was last found to be set back."""
+        """Both readings when the machine's clock was last found to be set back."""
 
     def follow(self, epoch: Epoch) -> None:
-        """Go on from an epoch that another driver has run, maybe by another clock."""
+        """Continue from an epoch that another driver has run, maybe with another clock."""
         with self._lock:
             self._read_ms = self._machine_ms()
             self._now_ms = max(self._now_ms, epoch.now_ms)

@@ -1,16 +1,16 @@
 """Marks of published epochs, compared with the log before a driver takes over.
 
-A sink skips an epoch whose mark it finds in its target. So a mark of an epoch that the log does
-not have, because records were removed or the checkpoint is an older copy, would make a new
-epoch of that number disappear; and what it stands for would be published once more.
+A sink skips an epoch whose mark it finds in its target. The log may not have an epoch with a
+mark, because records were removed or the checkpoint is an older copy. Then a new epoch of that
+number would be skipped, and the rows of the marked one would be published again.
 
 With exactly-once a mark is written after the record of its epoch. With a weaker guarantee it is
 written before: a driver that dies in between leaves a mark of the number after its last record.
-The next driver's takeover takes that number, so no epoch has it.
+The next driver's takeover record gets that number, so no epoch has it.
 
 Always true here:
-- marks are read first, then the log: what a driver publishes meanwhile is in the log by then;
-- only marks after the newest epoch count: older ones are of epochs that were in the log.
+- marks are read first, then the log: epochs that a driver publishes meanwhile are in the log;
+- only marks after the newest epoch count: epochs with older marks were in the log.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cairn.storage.store import Store
 
 
 def check_marks(sinks: Mapping[str, Sink], store: Store) -> None:
-    """RestoreError when a sink has published an epoch that the log in `store` does not have."""
+    """Raise RestoreError if a sink has published an epoch that the log does not have."""
     marks = {}
     for uid, sink in sinks.items():
         with refuse_if_away(uid, sink):
@@ -35,9 +35,8 @@ def check_marks(sinks: Mapping[str, Sink], store: Store) -> None:
                 if sink.is_away(error):
                     raise
                 raise CommitError(
-                    f"sink {uid!r} cannot look for what it has published: {error}\n"
-                    "  next: see that the driver may read the sink's target, then start the job "
-                    "again",
+                    f"sink {uid!r} cannot read its marks of published epochs: {error}\n"
+                    "  next: let the driver read the sink's target, then start the job again",
                     sink=uid,
                 ) from error
         if epoch is not None:
@@ -59,7 +58,7 @@ def _may_be_published(log: Log, last: int, epoch: int) -> bool:
             if isinstance(record, Epoch):
                 return True
         elif not isinstance(record, Restore):
-            # The last record of the driver that would have published it.
+            # This is the last record of the driver that may have published it.
             return epoch == number + 1 and _publishes_first(log, record)
     return False
 
@@ -70,7 +69,7 @@ def _publishes_first(log: Log, record: Epoch | Takeover) -> bool:
         return record.guarantee != "exactly-once"
     if record.metrics.published is not None or record.parent is not None:
         return record.metrics.published is not None
-    # The epoch of a savepoint has no batch. Its driver's takeover is right before it.
+    # The epoch of a savepoint has no batch. The takeover of its driver is right before it.
     try:
         before = log.read(record.number - 1)
     except RestoreError:

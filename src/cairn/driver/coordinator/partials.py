@@ -30,7 +30,7 @@ class PartialChoice:
         self._epoch = -1
         self._chosen: frozenset[str] = frozenset()
 
-    def chosen(self, epoch: int) -> frozenset[str]:
+    def choose(self, epoch: int) -> frozenset[str]:
         """Return the operators that Spark aggregates ahead for in an epoch."""
         if epoch != self._epoch:
             self._epoch, self._chosen = epoch, self._learned

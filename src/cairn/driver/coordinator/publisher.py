@@ -1,13 +1,13 @@
-"""Has the sinks publish, again and again until they have.
+"""Publish with the sinks, and repeat until they succeed.
 
-A commit that keeps failing pauses the job: no epoch begins before it has succeeded. So does
-a target that is away when slots write to it. So a slow sink slows the job down, and
-nothing is dropped.
+A commit that keeps failing pauses the job: no epoch begins before it has succeeded. A target
+that is away when slots write to it does the same. A slow sink slows the job down, and no output
+is dropped.
 
 Always true here:
-- waiting ends by success, by the end of the run, by a takeover, or after `timeout_s`; and
-  what is committed in the log and not published is published by the next start;
-- with at-most-once, a sink that cannot tell a repeated commit is told once.
+- waiting ends with success, the end of the run, a takeover, or after `timeout_s`;
+- an epoch that is in the log and not published is published by the next start;
+- with at-most-once, a sink that cannot detect a repeated commit is called once.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from cairn.storage.published import has_output, is_known_published, note_path, n
 TRIES_BEFORE_PAUSE = 5
 BACKOFF_FIRST_S = 0.2
 LISTEN_S = 0.2
-"""So often a commit that waits looks whether the run is to end."""
+"""Interval at which a waiting commit checks whether the run is stopping."""
 
 
 class StoppedError(CommitError):
-    """The run is to end, and a sink has not published."""
+    """The run is stopping, and a sink has not published."""
 
 
 class Paused(NamedTuple):
-    """Why the job stands still."""
+    """The reason why the job is paused."""
 
     sink: str
     epoch: int
@@ -54,7 +54,7 @@ class Paused(NamedTuple):
 
 
 class Publisher:
-    """The sinks of a job, as its leader talks to them."""
+    """Publishes with the sinks of a job."""
 
     def __init__(
         self,
@@ -70,12 +70,12 @@ class Publisher:
         self.sinks = dict(sinks)
         self.paused: Paused | None = None
         self.last_ms = 0.0
-        """How long the last epoch took to be published."""
+        """Duration of the last publication."""
         self.dropped = 0
-        """Batches that a sink has failed on, and was not told of again."""
+        """Batches that a sink failed to publish, with at-most-once."""
         self.is_stopping: Callable[[], bool] = lambda: False
         self._published: Epoch | None = None
-        """The last epoch of the log that every sink of it has published."""
+        """The last epoch in the log that all its sinks have published."""
         self._noted: Epoch | None = None
         self._noting = threading.Lock()
         self._log = log
@@ -86,7 +86,7 @@ class Publisher:
         self._sleep = sleep
 
     def check_output(self, newest: Epoch) -> Output:
-        """Return which sinks publish the newest epoch at a start. PlanError if output is lost."""
+        """Return the sinks that publish the newest epoch at a start, or raise PlanError."""
         return check_output(
             newest,
             self.sinks,
@@ -95,7 +95,7 @@ class Publisher:
         )
 
     def recover(self, newest: Epoch | None, term: int) -> None:
-        """Publish the newest epoch again, it may not have been; clear what nobody will publish."""
+        """Publish the newest epoch again, and remove the output of abandoned attempts."""
         if newest is not None:
             output = self.check_output(newest)
             given = newest.committables.items()
@@ -105,19 +105,19 @@ class Publisher:
                 self._published = newest
                 self.note_published()
         for uid, sink in self.sinks.items():
-            # The number of the takeover itself may have been tried by the driver before.
+            # The previous driver may have tried the number of the takeover itself.
             with refuse_if_away(uid, sink):
                 sink.recover(term + 1)
 
     def publish_epoch(self, epoch: Epoch) -> None:
-        """Have every sink publish an epoch of the log that this driver has written."""
+        """Publish an epoch of the log with every sink."""
         self.publish(epoch.number, epoch.committables)
         self._published = epoch
 
     def note_published(self) -> None:
-        """Write down which epoch is published last, where that is not yet. Never raises.
+        """Write the note of the last published epoch, unless it is there. Never raises.
 
-        Safe on any thread. The note of before goes: its epoch has a child in the log.
+        Any thread may call it. The previous note is deleted: a child in the log proves its epoch.
         """
         with self._noting:
             epoch, noted = self._published, self._noted
@@ -125,14 +125,23 @@ class Publisher:
                 return
             try:
                 note_published(self._log.store, epoch.number, epoch.nonce)
-                self._noted = epoch
-                if noted is not None:
-                    self._log.store.delete([note_path(noted.number)])
             except AssertionError:
                 raise
             except Exception as error:
-                # Then the next start publishes the epoch again, and sinks leave out what they have.
+                # The next start publishes the epoch again, which changes nothing in the sinks.
                 logger.warning("epoch %d is published, but not noted: %s", epoch.number, error)
+                return
+            self._noted = epoch
+            if noted is not None:
+                self._delete_note(noted)
+
+    def _delete_note(self, epoch: Epoch) -> None:
+        try:
+            self._log.store.delete([note_path(epoch.number)])
+        except AssertionError:
+            raise
+        except Exception as error:
+            logger.warning("the old note of epoch %d could not be deleted: %s", epoch.number, error)
 
     def publish(
         self,
@@ -171,7 +180,7 @@ class Publisher:
                 tries += 1
                 if self._guarantee == "at-most-once" and sink.promise != "exactly-once":
                     logger.warning(
-                        "sink %r failed to publish epoch %d and is not told again "
+                        "sink %r failed to publish epoch %d and is not called again "
                         "(at-most-once): %s", uid, epoch, error,
                     )  # fmt: skip
                     self.dropped += 1
@@ -180,7 +189,7 @@ class Publisher:
         self.resume()
 
     def resume(self) -> None:
-        """What the job waited for has come about."""
+        """End the pause."""
         if self.paused is not None:
             logger.warning("sink %r is back: the job goes on", self.paused.sink)
             self.paused = None
@@ -195,14 +204,14 @@ class Publisher:
         *,
         is_start: bool = False,
     ) -> None:
-        """Until it is time to try again; the job is paused meanwhile. Raises to end it."""
+        """Wait until it is time to try again, and pause the job; raises to give up."""
         self._give_up(uid, epoch, error, tries, began_ms, is_start)
         self._wait(uid, epoch, backoff_s(tries, first_s=BACKOFF_FIRST_S, factor=3))
 
     def _give_up(
         self, uid: str, epoch: int, error: Exception, tries: int, began_ms: int, is_start: bool
     ) -> None:
-        """Pause, or raise when trying on is of no use."""
+        """Pause the job, or raise if another try is pointless."""
         if tries < TRIES_BEFORE_PAUSE:
             return
         was_paused, self.paused = self.paused, Paused(uid, epoch, str(error), tries)
@@ -217,7 +226,7 @@ class Publisher:
             raise CommitError(
                 f"sink {uid!r} did not take epoch {epoch}: {error}\n"
                 f"  found: tried {tries} times; nothing is lost\n"
-                "  next: see to the sink, then start the job again; it goes on with the epoch",
+                "  next: fix the sink and start the job again; the epoch will be published then",
                 sink=uid,
                 epoch=epoch,
             ) from error
@@ -228,7 +237,7 @@ class Publisher:
         try:
             return not self._log.is_leading()
         except Exception:
-            return False  # The store may be away too: asked again the next time.
+            return False  # The store may be away too; the next try checks again.
 
     def _wait(self, uid: str, epoch: int, seconds: float) -> None:
         while seconds > 0:

@@ -1,11 +1,11 @@
-"""Who owns which state: an operator's key-group ranges, from epoch to epoch.
+"""The key-group ranges of an operator, from epoch to epoch.
 
 Always true here:
 - ranges of an operator are disjoint and cover every key group;
 - a file listed for a range counts only for the key groups it is listed with, so after a
   change of parallelism old files are shared between ranges and nothing is rewritten;
-- deltas say last words: one that reaches back behind the base it is applied to does no harm,
-  so a base may replace the files up to its epoch whatever was merged meanwhile.
+- a delta holds final values: one that begins before the base it is applied to does no harm, so
+  a base may replace the files up to its epoch even if some were merged meanwhile.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from cairn.storage.manifest import (
 def ranges_for(
     stored: EpochOperator | None, parallelism: int, group_count: int
 ) -> list[RangeState]:
-    """The state each subtask starts from: the parent's, cut to the ranges it owns now."""
+    """Return the state each subtask starts from: the parent's, cut to the ranges it owns now."""
     wanted = [groups_of(subtask, parallelism, group_count) for subtask in range(parallelism)]
     held = [] if stored is None else stored.ranges
-    if [part.groups for part in held] == wanted:
+    if [each.groups for each in held] == wanted:
         return list(held)
     return [_cut(held, groups) for groups in wanted]
 
@@ -42,12 +42,12 @@ def ranges_for(
 def lists_for(
     stored: EpochOperator | None, parallelism: int, group_count: int, redistribution: str
 ) -> list[RangeState]:
-    """The lists each subtask starts from: its own, or, after a change of parallelism, its share.
+    """Return the lists each subtask starts from: its own, or its share after a rescale.
 
-    A share is in no file yet: the subtask reads all lists, and writes its own as a base.
+    No file holds a share yet: the subtask reads all lists, and writes its share as a base.
     """
     held = [] if stored is None else stored.ranges
-    versions = [part.version for part in held]
+    versions = [each.version for each in held]
     if len(held) == parallelism or not any(version != EMPTY_VERSION for version in versions):
         return ranges_for(stored, parallelism, group_count)
     return [
@@ -68,15 +68,15 @@ def lists_for(
 
 
 def shared_range(stored: EpochOperator | None, group_count: int) -> RangeState:
-    """The state that all subtasks start from alike: nothing of it is cut."""
+    """Return the one range of state that all subtasks share."""
     (one,) = ranges_for(stored, 1, group_count)
     return one
 
 
 def slots_for(before: Sequence[int], parallelism: int, group_count: int) -> list[int]:
-    """Which slot runs each subtask: the one that holds most of its key groups, or a new one.
+    """Return the slot of each subtask: the one with most of its key groups, or a new one.
 
-    `before` says it for the parallelism until now. Slots are numbered from 0 on.
+    `before` has the slots of the present subtasks. Slots are numbered from 0.
     """
     if len(before) == parallelism:
         return list(before)
@@ -96,11 +96,11 @@ def slots_for(before: Sequence[int], parallelism: int, group_count: int) -> list
 
 
 def pieces_of(stored: EpochOperator | None, groups: range) -> list[Piece]:
-    """Which of the parent's ranges these key groups come from."""
+    """Return the pieces of the parent's ranges that these key groups come from."""
     return [
-        Piece(owned.start, len(owned), part.version)
-        for part in ([] if stored is None else stored.ranges)
-        if part.version != EMPTY_VERSION and (owned := overlap(part.groups, groups))
+        Piece(owned.start, len(owned), each.version)
+        for each in ([] if stored is None else stored.ranges)
+        if each.version != EMPTY_VERSION and (owned := overlap(each.groups, groups))
     ]
 
 
@@ -109,18 +109,18 @@ def _cut(held: list[RangeState], groups: range) -> RangeState:
     versions: list[str] = []
     keys: int | None = 0
     entries = size = 0
-    for part in held:
-        owned = overlap(part.groups, groups)
+    for each in held:
+        owned = overlap(each.groups, groups)
         if not owned:
             continue
-        if part.version != EMPTY_VERSION:
-            versions.append(f"{owned.start}-{owned.stop}:{part.version}")
+        if each.version != EMPTY_VERSION:
+            versions.append(f"{owned.start}-{owned.stop}:{each.version}")
         if keys is not None:
-            count = part.state_keys
-            keys = None if count is None else keys + count * len(owned) // part.group_count
-        entries += part.state_entries * len(owned) // part.group_count
-        size += part.state_bytes * len(owned) // part.group_count
-        for ref in part.files:
+            count = each.state_keys
+            keys = None if count is None else keys + count * len(owned) // each.group_count
+        entries += each.state_entries * len(owned) // each.group_count
+        size += each.state_bytes * len(owned) // each.group_count
+        for ref in each.files:
             clipped = overlap(ref.groups, owned)
             if clipped:
                 files.append(
@@ -140,10 +140,10 @@ def _cut(held: list[RangeState], groups: range) -> RangeState:
     )
 
 
-def take_in(before: RangeState, compacted: Compacted) -> RangeState | None:
-    """A range with a file written in the background in place of those it stands for.
+def apply_compaction(before: RangeState, compacted: Compacted) -> RangeState | None:
+    """Replace files of a range by one that was written in the background.
 
-    None when it no longer fits: the range is another one by now, or its files are.
+    Return None if it no longer fits, because the range or its files have changed.
     """
     if (before.first_group, before.group_count) != (compacted.first_group, compacted.group_count):
         return None
@@ -158,12 +158,12 @@ def take_in(before: RangeState, compacted: Compacted) -> RangeState | None:
         at = 0
     else:
         count = len(compacted.replaced)
-        # By the key groups too: where ranges became one, a file is listed for parts of it.
+        # By key groups too: after ranges were joined, a file is listed for several pieces.
         listed = [ref.listing for ref in files]
         starts = [i for i in range(len(ids)) if tuple(listed[i : i + count]) == compacted.replaced]
         if not starts:
             return None
-        # They were the last of the range when they were merged.
+        # They were the last files of the range when they were merged.
         at = starts[-1]
         replaced = files[at : at + count]
     ref = compacted.stored.list_for(
@@ -184,7 +184,7 @@ def advance(
     epoch: int,
     held: Held | None = None,
 ) -> RangeState:
-    """Return a range after an epoch: its delta comes last. `held` as the slot counted, if it did.
+    """Return a range after a batch, with its delta last. `held` is the slot's count, if it has one.
 
     A slot counts all ranges that it owns, or none.
     """
@@ -205,8 +205,8 @@ def advance(
     )
 
 
-def replaced(before: RangeState, ack: OperatorAck, epoch: int) -> RangeState:
-    """A range of which an epoch has written all there is, or left nothing."""
+def replace_state(before: RangeState, ack: OperatorAck, epoch: int) -> RangeState:
+    """Return a range whose whole state the batch has written, or emptied."""
     stored = ack.delta
     files = []
     if stored is not None:
@@ -223,7 +223,7 @@ def replaced(before: RangeState, ack: OperatorAck, epoch: int) -> RangeState:
 
 
 def _state_bytes(files: Sequence[FileRef], entries: int) -> int:
-    """About what the state would take as a file: by the rows of the base, or of the deltas."""
+    """Estimate the state's size as a file, from the bytes per row of base or deltas."""
     measured = [ref for ref in files if ref.kind == "base"] or files
     row_bytes = sum(ref.size for ref in measured) / max(1, sum(ref.rows for ref in measured))
     return int(row_bytes * entries)

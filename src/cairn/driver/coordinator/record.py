@@ -1,9 +1,9 @@
-"""What the manifest of an epoch says of its parts, made of what the subtasks have acknowledged.
+"""Make the ranges and committables of a manifest from acknowledgements.
 
 Always true here:
-- of an entry that all subtasks hold alike, the word of the first counts;
-- of what loops send back there is only what the last round has sent;
-- state whose form changes is written anew by every subtask that has some, or the epoch fails.
+- for state that all subtasks share, the acknowledgement of the first one counts;
+- only records that the last round sends back are in the manifest;
+- state whose form changes is rewritten by every subtask that has some, or the epoch fails.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from cairn.driver.coordinator.ranges import advance, replaced, take_in
+from cairn.driver.coordinator.ranges import advance, apply_compaction, replace_state
 from cairn.driver.coordinator.rounds import Outcome
 from cairn.errors import EpochError
 from cairn.protocol.messages import Ack, Begin, Compacted
@@ -56,60 +56,60 @@ def pack_small_files(
     )
 
 
-def taken_in(
+def apply_compactions(
     begin: Begin, ranges: Ranges, compacted: Sequence[Compacted]
 ) -> dict[str, list[RangeState]]:
-    """The ranges with what was written in the background; what no longer fits is left out."""
-    found = {uid: list(parts) for uid, parts in ranges.items()}
+    """Return the ranges with files written in the background, except those that no longer fit."""
+    found = {uid: list(each) for uid, each in ranges.items()}
     rewritten: dict[str, set[int]] = {uid: set() for uid in begin.rewrite}
     for file in compacted:
-        for subtask, part in enumerate(found.get(file.uid, ())):
-            changed = take_in(part, file)
+        for subtask, before in enumerate(found.get(file.uid, ())):
+            changed = apply_compaction(before, file)
             if changed is not None:
                 found[file.uid][subtask] = changed
                 if file.kind == "base" and file.as_of == begin.parent:
                     rewritten.get(file.uid, set()).add(subtask)
     for uid, subtasks in rewritten.items():
-        # Files in the form before must not be left behind: nothing could read them later.
-        held = {at for at, part in enumerate(ranges[uid]) if part.version != EMPTY_VERSION}
+        # No files of the old form may stay: nothing could read them later.
+        held = {at for at, each in enumerate(ranges[uid]) if each.version != EMPTY_VERSION}
         if held - subtasks:
             raise EpochError(
                 f"operator {uid!r}: subtasks {sorted(held - subtasks)} did not write their "
-                "state anew; the epoch runs again"
+                "state in its new form; the epoch runs again"
             )
     return found
 
 
-def advanced_ranges(
+def advance_ranges(
     ranges: Ranges,
     rounds: Sequence[Sequence[Ack]],
     epoch: int,
     held: Mapping[tuple[str, int], Held],
     feedbacks: Collection[str],
 ) -> dict[str, list[RangeState]]:
-    """The ranges after the epoch, of what each of its rounds has acknowledged."""
+    """Return the ranges after a batch, from the acknowledgements of its rounds."""
     found = {
-        (uid, subtask): part for uid, parts in ranges.items() for subtask, part in enumerate(parts)
+        (uid, subtask): state for uid, each in ranges.items() for subtask, state in enumerate(each)
     }
     for acks in rounds:
         for ack in acks:
             for op in ack.operators:
                 at = op.uid, ack.subtask
                 if at not in found:
-                    continue  # Of what all subtasks hold alike, the first one's word counts.
+                    continue  # Shared state: the acknowledgement of subtask 0 counts.
                 if op.uid not in feedbacks:
                     found[at] = advance(found[at], op, epoch, held.get(at))
     for ack in rounds[-1]:
-        # What rounds before have sent back has been processed.
+        # Records that earlier rounds sent back have been processed.
         for op in ack.operators:
             if op.uid in feedbacks:
                 at = op.uid, ack.subtask
-                found[at] = replaced(found[at], op, epoch)
-    return {uid: [found[uid, at] for at in range(len(parts))] for uid, parts in ranges.items()}
+                found[at] = replace_state(found[at], op, epoch)
+    return {uid: [found[uid, at] for at in range(len(each))] for uid, each in ranges.items()}
 
 
 def committables_of(acks: Sequence[Ack], sinks: Collection[str]) -> dict[str, list[Any]]:
-    """What each sink has prepared, in the order of acknowledgements."""
+    """Return the committables of each sink, in the order of acknowledgements."""
     found: dict[str, list[Any]] = {uid: [] for uid in sinks}
     for ack in acks:
         for uid, committable in ack.committables.items():

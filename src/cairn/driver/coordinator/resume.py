@@ -40,10 +40,10 @@ def check_resume(
         declared = states.get(uid)
         if declared is None:
             if not allow_dropped_state and (stored.states or stored.scope == "feedback"):
-                raise _gone(where, stored, states)
+                raise _missing_error(where, stored, states)
         elif declared.scope != stored.scope:
             if stored.states and not allow_dropped_state:
-                raise _other_scope(where, stored, declared)
+                raise _scope_error(where, stored, declared)
         else:
             _check_keys(where, stored, declared)
             if not _fits(where, stored, declared.states, allow_dropped_state=allow_dropped_state):
@@ -51,7 +51,9 @@ def check_resume(
     return frozenset(anew)
 
 
-def _gone(where: str, stored: EpochOperator, states: Mapping[str, ScopedState]) -> PlanError:
+def _missing_error(
+    where: str, stored: EpochOperator, states: Mapping[str, ScopedState]
+) -> PlanError:
     operator = stored.uid.split(":")[0]
     if stored.scope == "shared" and operator in states:
         names = ", ".join(repr(name) for name in stored.states)
@@ -88,7 +90,7 @@ _SCOPES = {
 }
 
 
-def _other_scope(where: str, stored: EpochOperator, declared: ScopedState) -> StateSchemaError:
+def _scope_error(where: str, stored: EpochOperator, declared: ScopedState) -> StateSchemaError:
     found, expected = _SCOPES[stored.scope], _SCOPES[declared.scope]
     return StateSchemaError(
         f"{where}\n  operator {stored.uid!r}: the epoch holds {found}, the job declares "
@@ -109,7 +111,7 @@ def check_sources(
     url: str,
     allow_dropped_state: bool,
 ) -> None:
-    """`sources`: the program's, in the order in which Spark numbers them."""
+    """Refuse a program whose sources do not fit the epoch; `sources` are in Spark's order."""
     unknown = [name for name in reset_sources if name not in sources]
     if unknown:
         raise PlanError(
@@ -183,7 +185,7 @@ def _fits(
     *,
     allow_dropped_state: bool,
 ) -> bool:
-    """Whether the stored rows can be read as they are."""
+    """True if the stored rows can be read as they are; raise if they cannot be migrated."""
     fits = True
     uid = stored.uid.split(":")[0]
     for name, held in stored.states.items():
@@ -204,8 +206,8 @@ def _fits(
         try:
             fits = compare(held, declaration) == "same" and fits
         except IncompatibleError as error:
-            found = _shown(held.kind, held.type, held.entry_type)
-            declared = _shown(declaration.kind, declaration.ddl, declaration.entry_ddl)
+            found = _describe(held.kind, held.type, held.entry_type)
+            declared = _describe(declaration.kind, declaration.ddl, declaration.entry_ddl)
             raise StateSchemaError(
                 f"{where}\n  operator {uid!r}, state {name!r}: the epoch holds "
                 f"{found}, the job declares {declared}\n"
@@ -225,7 +227,7 @@ def _next_step(stored: EpochOperator, error: IncompatibleError) -> str:
     return error.next_step
 
 
-def _shown(kind: str, type: str, entry_type: str | None) -> str:
+def _describe(kind: str, type: str, entry_type: str | None) -> str:
     if kind == "operator_list":
         return f"operator list of {type}"
     return f"{kind} of {type if entry_type is None else f'{entry_type}, {type}'}"

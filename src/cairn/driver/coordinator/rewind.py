@@ -1,20 +1,20 @@
-"""Spark's own streaming checkpoint, compared with the log: the log wins.
+"""Bring Spark's streaming checkpoint to the newest epoch of the log.
 
 After a takeover the newest epoch is compared with Spark's folder. If Spark is about to
-run the batch that the epoch records, that batch is skipped; if Spark stands right
-behind it, Spark goes on. In every other case a new folder is laid out from the manifest, and
-Spark resumes after the epoch: also where a file of Spark's is missing or damaged, and where
-the program reads other sources than the epoch was made from. A batch that Spark has planned
+run the batch that the epoch records, that batch is skipped; if Spark has committed that batch
+last, Spark continues. Otherwise a new folder is written from the manifest, and Spark resumes
+after the epoch: also if a Spark file is missing or damaged, or if the program reads other
+sources than the epoch was made from. A batch that Spark has planned
 and that is not in the log is planned again, because Spark's files carry no checksum.
 
-A job that never reads twice (at-most-once) goes on after the last batch that any driver has
-planned, in a folder of its own. A driver that was fenced and has not noticed may plan another
-one in its folder, but it looks at the log before it publishes: the takeover came first.
+A job that never reads twice (at-most-once) continues after the last batch that any driver has
+planned, in a new folder. A fenced driver may plan another batch in its own folder, but it reads
+the log before it publishes, and finds the takeover there.
 
 Always true here:
-- a folder is laid out under the new leader's term, so nobody else writes to it;
+- a new folder has the new leader's term in its name, so no other driver writes to it;
 - an old folder is read, never changed;
-- a source keeps its position by its name, wherever it stands among the others.
+- a source keeps its position by its name, even if the order of sources changes.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ _PLANNED: Final = re.compile(rf"({SPARK_FOLDER}/[^/]+)/offsets/(\d+)")
 
 
 class Stand(Enum):
-    """Where Spark stands, seen from the newest epoch."""
+    """The position of Spark relative to the newest epoch."""
 
     FRESH = "no epoch yet: a new folder"
     BEHIND = "Spark will run the epoch's batch again: it is skipped"
     EQUAL = "Spark has committed the epoch's batch: it goes on"
-    AHEAD = "Spark has committed batches the log does not know"
+    AHEAD = "Spark has committed batches that are not in the log"
     DIFFERENT = "the offsets of the batch differ"
-    MISSING = "Spark does not know the batch"
-    PLANNED = "Spark has planned a batch that the log does not know"
-    DAMAGED = "a file of Spark's is missing, damaged, or not what the epoch was made from"
-    MISPLACED = "the session compacts lists of files at another interval than Spark would find"
-    GIVEN_UP = "what Spark has planned counts as read, whether it was processed or not"
+    MISSING = "Spark does not have the batch"
+    PLANNED = "Spark has planned a batch that is not in the log"
+    DAMAGED = "a Spark file is missing, damaged, or differs from the one of the epoch"
+    MISPLACED = "the session compacts lists of files at another interval than the folder"
+    GIVEN_UP = "all planned batches count as read, processed or not"
     SOURCES = "the program reads other sources, or some from their beginning"
 
 
@@ -83,7 +83,7 @@ def compare(
     except NotFoundError:
         return Stand.MISSING
     except CorruptFileError as error:
-        _say_damaged(error.facts["file"])
+        _warn_of_damage(error.facts["file"])
         return Stand.DAMAGED
     if not same_offsets(offsets, position.offsets):
         return Stand.DIFFERENT
@@ -96,15 +96,15 @@ def compare(
         store, position, checkpoint=checkpoint or store
     )
     if damaged is not None:
-        _say_damaged(f"{store.url}/{damaged}")
+        _warn_of_damage(f"{store.url}/{damaged}")
         return Stand.DAMAGED
     if compact_interval is not None and find_misplaced_file(store, position, compact_interval):
         return Stand.MISPLACED
     return Stand.EQUAL if position.batch_id in committed else Stand.BEHIND
 
 
-def _say_damaged(file: str) -> None:
-    logger.warning("%s is not what the newest epoch was made from: it is laid out again", file)
+def _warn_of_damage(file: str) -> None:
+    logger.warning("%s differs from the file of the newest epoch: it is written again", file)
 
 
 def settle(
@@ -117,14 +117,13 @@ def settle(
     checkpoint: Store | None = None,
     compact_interval: int | None = None,
 ) -> Position:
-    """The folder Spark is to run in: the one it has, or a new one laid out from the manifest.
+    """Return the folder for Spark: its present one, or a new one written from the manifest.
 
-    `store` is the one with Spark's folders, `checkpoint` the one with the log, where that is
-    another; `sources` are the program's, in the order in which Spark numbers them. Those in
-    `reset_sources` start from their beginning, whatever of them the state holds already. A
-    source that is gone is forgotten here: whether it may be is asked before the takeover, by
-    `resume.check_sources`. `compact_interval` is that of Spark's file sources, in the session
-    that is to run the query.
+    `store` has Spark's folders; `checkpoint` has the log, if that is another store. `sources`
+    are those of the program, in Spark's order. Sources in `reset_sources` start from their
+    beginning, even if the state contains rows of them. Sources that the program no longer has
+    are dropped; `resume.check_sources` has checked before the takeover that this is allowed.
+    `compact_interval` is that of Spark's file sources in the session that runs the query.
     """
     folder = spark_folder(term)
     if epoch is None:
@@ -166,9 +165,9 @@ def give_up(
     checkpoint: Store | None = None,
     compact_interval: int | None = None,
 ) -> Position:
-    """As `settle`, for a job that never reads twice: what was planned is behind it.
+    """Like `settle`, for a job that never reads twice: it continues after all planned batches.
 
-    `since` is the record of the last rollback: a position of before it counts no longer.
+    `since` is the record of the last rollback: positions before it do not count.
     """
     folder = spark_folder(term)
     planned = _last_planned(epoch, store, since, checkpoint or store, term)
@@ -191,7 +190,7 @@ def give_up(
 def _last_planned(
     epoch: Epoch | None, store: Store, since: int, checkpoint: Store, term: int
 ) -> SparkPosition | None:
-    """The last batch that a driver has planned after an epoch, or since a rollback to it."""
+    """Return the last batch that a driver has planned after an epoch, or since a rollback."""
     first = (since, 0) if since or epoch is None else _order(epoch.spark.folder)
     folders: dict[str, set[int]] = {}
     for there in store.list(SPARK_FOLDER):
@@ -206,7 +205,7 @@ def _last_planned(
             planned = SparkPosition(
                 folder=folder, batch_id=batch_id, offsets=offsets, sources=names
             )
-            # A folder of another start may have the sources in another order.
+            # Another start may have had the sources in another order.
             is_same = epoch is not None and epoch.spark.folder == folder
             known = epoch.spark.logs if epoch is not None and is_same else {}
             return advance(known, store, planned, checkpoint=checkpoint, term=term)
@@ -214,7 +213,7 @@ def _last_planned(
 
 
 def _order(folder: str) -> tuple[int, int]:
-    """Folders of later leaders, and later ones of a leader, compare greater."""
+    """Return a sort key: later leaders compare greater, and so do later folders of a leader."""
     term, _, suffix = folder.rpartition("/")[2].partition("-")
     return int(term), int(suffix) if suffix.isdigit() else 0
 

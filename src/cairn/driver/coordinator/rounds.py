@@ -1,13 +1,13 @@
-"""Rounds of a batch: a job with loops may go around several times before it goes on.
+"""Rounds of a batch: a job with loops may run several before it continues.
 
-A round is an execution of its own. Every round but the first runs without rows of the
-sources, from the records that the round before sent back and on the state it left.
+Each round is an execution. Rounds after the first run without rows of the sources, on the records
+that the previous round sent back and on its state.
 
 Always true here:
 - epoch, `now`, watermark and parent are the same in all rounds of an attempt;
-- versions between two rounds are in no log: an attempt that loses one is lost as a whole;
-- what is written beside the epochs is asked for in the first round only;
-- records are stored only if the next epoch is to process them.
+- versions between two rounds are in no log: if a slot loses one, the whole attempt fails;
+- only the first round orders compactions;
+- records are stored only if the next epoch will process them.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from typing import NamedTuple
 import msgspec
 
 from cairn.crash import crash_point
-from cairn.driver.coordinator.acks import check_shared, complete
+from cairn.driver.coordinator.acks import check_complete, check_shared
 from cairn.protocol.messages import Ack, Begin, OperatorAck, Report
 from cairn.protocol.scoped_state import ScopedState
 from cairn.protocol.spec import JobSpec
 from cairn.storage.manifest import EMPTY_VERSION, Epoch, EpochOperator, next_version
 
 INLINE_BYTES_MAX = 32 * 1024 * 1024
-"""So much of all rounds of an epoch travels with acknowledgements; the driver holds it."""
+"""Limit of the bytes in acknowledgements of all rounds, which the driver holds."""
 
 
 class Outcome(NamedTuple):
-    """What an executed round gives: one Ack per level and subtask, and what was measured."""
+    """The result of a round: one Ack per level and subtask, and the reports."""
 
     acks: list[Ack]
     reports: list[Report]
     event_times: Mapping[str, int] = MappingProxyType({})
-    """The latest event time of each origin that gave rows, in microseconds."""
+    """The latest event time of each origin with rows, in microseconds."""
     sources_ms: int | None = None
-    """From the first to the last of Spark's tasks before level 0 to finish, where known."""
+    """Time between the first and the last finish of Spark's tasks before level 0, if known."""
 
 
 Execute = Callable[[Begin], Outcome]
@@ -51,36 +51,36 @@ def run_rounds(
     *,
     is_stopping: Callable[[], bool],
 ) -> list[Outcome]:
-    """The rounds of an attempt: one, or in a job with loops as many as it takes."""
+    """Run the rounds of an attempt: one, or in a job with loops up to `rounds_max`."""
     feedbacks = {feedback.uid for feedback in spec.feedbacks}
     rounds = []
     inlined_bytes = 0
     while True:
-        # Known before: what the last round sends back is stored, and nothing of the others.
+        # Decided before the round: only the last round stores the records it sends back.
         is_last = begin.execution.round + 1 >= spec.rounds_max or is_stopping()
         begin = msgspec.structs.replace(begin, is_last_round=is_last)
         outcome = execute(begin)
-        acks = complete(outcome.acks, spec, begin.parallelism)
+        acks = check_complete(outcome.acks, spec, begin.parallelism)
         check_shared(acks, states)
         rounds.append(outcome._replace(acks=acks))
         if is_last or not sends_back(acks, feedbacks):
             return rounds
         crash_point("driver.round.ran")
-        inlined_bytes += inlined(acks)
-        begin = following(begin, acks, feedbacks, inlined_bytes)
+        inlined_bytes += count_inlined_bytes(acks)
+        begin = next_round(begin, acks, feedbacks, inlined_bytes)
 
 
-def following(
+def next_round(
     begin: Begin, acks: Sequence[Ack], feedbacks: Collection[str], inlined_bytes: int = 0
 ) -> Begin:
-    """What the next round starts from. `inlined_bytes` have come with acknowledgements so far."""
-    versions = {uid: list(parts) for uid, parts in begin.versions.items()}
+    """Return the begin of the next round. Acknowledgements had `inlined_bytes` so far."""
+    versions = {uid: list(each) for uid, each in begin.versions.items()}
     for subtask, ack in _operators(acks):
-        parts = versions[ack.uid]
+        mine = versions[ack.uid]
         if ack.uid in feedbacks:
-            parts[subtask] = EMPTY_VERSION if ack.delta is None else ack.delta.id
+            mine[subtask] = EMPTY_VERSION if ack.delta is None else ack.delta.id
         elif ack.delta is not None:
-            parts[subtask] = next_version(parts[subtask], ack.delta.id)
+            mine[subtask] = next_version(mine[subtask], ack.delta.id)
     shares = max(1, len(versions) * begin.parallelism)
     left = max(0, INLINE_BYTES_MAX - inlined_bytes) // shares
     return msgspec.structs.replace(
@@ -95,41 +95,41 @@ def following(
     )
 
 
-def inlined(acks: Sequence[Ack]) -> int:
-    """The bytes of state that came with acknowledgements."""
+def count_inlined_bytes(acks: Sequence[Ack]) -> int:
+    """Return the bytes of state in acknowledgements."""
     deltas = [ack.delta for _, ack in _operators(acks)]
     return sum(len(d.data) for d in deltas if d is not None and d.data is not None)
 
 
 def sends_back(acks: Sequence[Ack], feedbacks: Collection[str]) -> bool:
-    """Whether any record is on its way back."""
+    """True if a loop sends records back."""
     return any(ack.uid in feedbacks and ack.delta is not None for _, ack in _operators(acks))
 
 
 def in_flight(epoch: Epoch | None) -> int:
-    """How many records an epoch has left on their way back, in all loops."""
+    """Return the number of records in all loops after an epoch."""
     return 0 if epoch is None else sum(records_of(epoch).values())
 
 
 def records_of(epoch: Epoch) -> dict[str, int]:
-    """The same for each loop and the operator the records go to."""
+    """Return the number of records per loop and receiving operator."""
     return {
-        uid: sum(part.state_entries for part in stored.ranges)
+        uid: sum(each.state_entries for each in stored.ranges)
         for uid, stored in epoch.operators.items()
         if stored.scope == "feedback"
     }
 
 
 def is_pending(epoch: Epoch | None) -> bool:
-    """Whether an epoch has records to process, without a single row of the sources."""
+    """True if loops have records to process after an epoch."""
     return epoch is not None and any(
         has_records(stored) for stored in epoch.operators.values() if stored.scope == "feedback"
     )
 
 
 def has_records(stored: EpochOperator) -> bool:
-    # Not by the keys of a range: those are estimates after a change of parallelism.
-    return any(ref.rows for part in stored.ranges for ref in part.files)
+    # Not from the key counts: after a change of parallelism they are estimates.
+    return any(ref.rows for each in stored.ranges for ref in each.files)
 
 
 def _operators(acks: Sequence[Ack]) -> Iterable[tuple[int, OperatorAck]]:
@@ -141,11 +141,11 @@ def _operators(acks: Sequence[Ack]) -> Iterable[tuple[int, OperatorAck]]:
 __all__ = [
     "Execute",
     "Outcome",
-    "following",
+    "count_inlined_bytes",
     "has_records",
     "in_flight",
-    "inlined",
     "is_pending",
+    "next_round",
     "records_of",
     "run_rounds",
     "sends_back",

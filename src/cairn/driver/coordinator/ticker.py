@@ -1,12 +1,12 @@
-"""Epochs without a batch: when one is due although Spark is silent.
+"""Decide when an idle epoch is due while Spark has no batch.
 
-    timers      one by event time that the watermark has come to, one by the clock
-    loops       records on their way back, to be processed in the next epoch
-    idleness    a silent origin holds the watermark back no longer, and timers wait for that
+    timers      the watermark or the clock has reached a timer
+    loops       records wait for the next epoch
+    idleness    a silent origin becomes idle, and timers wait for the watermark
 
 Always true here:
-- what is due is told by the newest manifest and the clock, so a new driver knows it too;
-- timers of which nothing is known count as due, once: the next epoch tells.
+- it depends only on the newest manifest and the clock, so a new driver decides the same;
+- unknown timers count as due once: the next epoch reports them.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from cairn.protocol.messages import Ack
 from cairn.storage.manifest import Epoch
 
 TIMER_STATES = frozenset({EVENT_TIMERS, PROCESSING_TIMERS, "windows"})
-"""What may be due without input: timers, and windows that are aggregated."""
+"""States that may be due without input: timers, and aggregated windows."""
 LOOK_S_MIN, LOOK_S_MAX = 0.05, 0.25
 SILENCE_S = 0.5
-"""After an epoch, what Spark may need to begin the next one."""
+"""The time that Spark may need after an epoch to begin the next one."""
 CHANGE_S = 2.0
-"""So long a change waits for rows to come with, at least."""
+"""Minimum time that a change waits for the next batch."""
 
 Timers = dict[str, tuple[int | None, int | None]]
 
 
 def timers_of(acks: Sequence[Ack]) -> Timers:
-    """Per operator, the earliest timers that its subtasks have left: by event time, by clock."""
+    """Return per operator the earliest event timer and processing timer of its subtasks."""
     found: Timers = {}
     for ack in acks:
         for op in ack.operators:
@@ -49,7 +49,7 @@ def timers_of(acks: Sequence[Ack]) -> Timers:
 
 
 def is_event_due(newest: Epoch | None) -> bool:
-    """Whether a timer waits for nothing but an epoch with the watermark as it is."""
+    """True if the watermark has passed a timer, which only needs an epoch to fire."""
     if newest is None:
         return False
     if newest.timers is None:
@@ -59,7 +59,7 @@ def is_event_due(newest: Epoch | None) -> bool:
 
 
 def is_due(newest: Epoch | None, now_ms: int) -> bool:
-    """Whether an epoch at this time has timers to fire or records to process, without a row."""
+    """True if an epoch without rows would have timers to fire or records to process."""
     if newest is None:
         return False
     _, processing_ms = _earliest(newest.timers or {})
@@ -69,7 +69,7 @@ def is_due(newest: Epoch | None, now_ms: int) -> bool:
 def is_idleness_due(
     newest: Epoch | None, origins: Mapping[str, Watermark], now_ms: int, awake_ms: int
 ) -> bool:
-    """Whether a timer is due once the watermark waits for idle origins no longer."""
+    """True if a timer is due as soon as the watermark ignores idle origins."""
     if newest is None or newest.timers is None:
         return False
     event_ms, _ = _earliest(newest.timers)
@@ -78,7 +78,7 @@ def is_idleness_due(
 
 
 def pending(newest: Epoch | None) -> Timers:
-    """The operators that have timers left, whenever they are due."""
+    """Return the operators with timers, due or not."""
     return {} if newest is None or newest.timers is None else newest.timers
 
 
@@ -100,9 +100,9 @@ def _is_passed(timer_ms: int | None, clock_ms: int | None) -> bool:
 
 
 class Pace:
-    """Whether Spark is silent: it has had the time to bring a batch, and has not.
+    """Measures how long Spark has had no batch.
 
-    Where rows flow, the next batch does what is due, and no epoch is run beside it.
+    While rows flow, the next batch fires due timers, and no idle epoch is needed.
     """
 
     def __init__(self, interval_ms: int, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -111,19 +111,19 @@ class Pace:
         self._began_s = self._ended_s = self._asked_s = clock_s()
 
     def begin(self) -> None:
-        """An epoch begins, with a batch or without."""
+        """Note the begin of a batch or an idle epoch."""
         self._began_s = self._clock_s()
 
     def end(self) -> None:
         self._ended_s = self._clock_s()
 
     def ask(self) -> None:
-        """A change is asked for: it takes effect in the next epoch."""
+        """Note the request of a change, which takes effect in the next epoch."""
         self._asked_s = self._clock_s()
 
     @property
     def is_quiet(self) -> bool:
-        """True if no epoch has ended for a moment, whether one is under way or not."""
+        """True if no epoch has ended for a moment, even if one is running."""
         return self._clock_s() >= self._ended_s + SILENCE_S
 
     @property
@@ -133,7 +133,7 @@ class Pace:
 
     @property
     def is_long_silent(self) -> bool:
-        """A batch more is missing: this one was not just slow to come."""
+        """True if two batches are missing: the first was not just late."""
         return (
             self._clock_s() >= max(self._began_s, self._ended_s) + 2 * self._interval_s + SILENCE_S
         )
@@ -144,7 +144,7 @@ class Pace:
 
 
 class Ticker:
-    """Calls `tick` from a thread of its own, ten times an interval, until it is stopped."""
+    """Calls `tick` on a thread of its own, ten times per interval, until it is stopped."""
 
     def __init__(self, tick: Callable[[], None], interval_ms: int, name: str) -> None:
         self._tick = tick
@@ -158,5 +158,5 @@ class Ticker:
             self._tick()
 
     def stop(self) -> None:
-        """No tick begins after this; one under way may still run."""
+        """Begin no further tick; one that is running may still end."""
         self._stopped.set()

@@ -52,7 +52,7 @@ def with_totals(
         restored=batch.restored,
         bases=batch.bases,
         base_bytes=batch.base_bytes,
-        # Of the epoch before: its own is not over when this is written.
+        # The commit time of the previous epoch: this one has not been published yet.
         commits=int(is_first_batch and newest is not None),
         commit_ms=(timings.last_commit_ms or 0.0) if is_first_batch else 0.0,
         alignment_ms=sum(ms or 0.0 for ms in timings.alignment_ms.values()),

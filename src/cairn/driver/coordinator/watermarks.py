@@ -1,13 +1,13 @@
-"""The job's watermark: how far event time has come, as far as the sources tell.
+"""The watermark of a job, computed from the event times of its sources.
 
 An origin is a place where event time and a watermark are declared: a source, or a stream
 after a transform. Each follows the latest time it has seen, less its allowed delay. The
 job's watermark is the earliest of them, leaving out those that have been idle for long.
 
 Always true here:
-- the job's watermark never goes back, whatever wakes up, is added or taken away;
-- there is none until every origin that is not idle has given a row;
-- it is a function of the parent epoch's clocks, what this epoch saw, and its `now`.
+- the job's watermark never goes back, even if origins wake up, are added or removed;
+- there is none until every origin that is not idle has had a row;
+- it depends only on the parent epoch's clocks, the times in this epoch, and its `now`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from cairn.types.durations import MAX_MS, MIN_MS
 
 @dataclass(frozen=True)
 class Clocks:
-    """What an epoch leaves to its children."""
+    """The event-time clocks after an epoch."""
 
     watermark_ms: int | None = None
     origins: dict[str, int | None] = field(default_factory=dict)
-    """Per origin, how far it has come by itself."""
+    """The watermark of each origin alone."""
     seen_ms: dict[str, int] = field(default_factory=dict)
-    """Per origin, when the epoch ended in which it last gave a row, or was first there."""
+    """Per origin, the end of the last epoch in which it had a row, or first appeared."""
 
     def after(
         self,
@@ -39,10 +39,10 @@ class Clocks:
         ended_ms: int = 0,
         awake_ms: int = 0,
     ) -> Clocks:
-        """The clocks after an epoch that saw these latest times, of the origins that gave rows.
+        """Return the clocks after an epoch with these latest event times per origin.
 
-        The epoch ran from `now_ms` to `ended_ms`. Nobody asks a source for rows while an epoch
-        runs, nor before `awake_ms`, when the run began: such time is not its idleness.
+        The epoch ran from `now_ms` to `ended_ms`. Sources are not read while an epoch runs, nor
+        before `awake_ms`, when the run began: that time does not count as idle.
         """
         own: dict[str, int | None] = {}
         seen: dict[str, int] = {}
@@ -51,13 +51,13 @@ class Clocks:
             own[name] = self.origins.get(name)
             seen[name] = self.seen_ms.get(name, now_ms)
             if name in latest_us:
-                reached = _clamped(latest_us[name] // 1000 - origin.delay_ms)
+                reached = _clamp(latest_us[name] // 1000 - origin.delay_ms)
                 own[name] = _later(own[name], reached)
                 seen[name] = max(now_ms, ended_ms)
             silent_ms = now_ms - max(seen[name], awake_ms)
             if name in latest_us or origin.idle_ms is None or silent_ms < origin.idle_ms:
                 active.append(own[name])
-        return Clocks(_later(self.watermark_ms, _reached(active, own)), own, seen)
+        return Clocks(_later(self.watermark_ms, _lowest(active, own)), own, seen)
 
 
 def clocks_of(epoch: Epoch | None) -> Clocks:
@@ -66,11 +66,11 @@ def clocks_of(epoch: Epoch | None) -> Clocks:
     return Clocks(epoch.watermark_ms, epoch.watermarks, epoch.seen_ms)
 
 
-def _reached(active: list[int | None], own: Mapping[str, int | None]) -> int | None:
+def _lowest(active: list[int | None], own: Mapping[str, int | None]) -> int | None:
     if active:
         known = [mark for mark in active if mark is not None]
         return min(known) if len(known) == len(active) else None
-    # All are idle: as far as any has come, in whichever order they fell silent.
+    # All are idle: the furthest one counts, so the order in which they became idle does not.
     return max((mark for mark in own.values() if mark is not None), default=None)
 
 
@@ -80,6 +80,6 @@ def _later(left: int | None, right: int | None) -> int | None:
     return max(left, right)
 
 
-def _clamped(ms: int) -> int:
-    # The very last millisecond is for draining: no row says that time has ended.
+def _clamp(ms: int) -> int:
+    # The very last millisecond is for draining: no row may end event time.
     return min(max(ms, MIN_MS), MAX_MS - 1)

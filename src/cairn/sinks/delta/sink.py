@@ -293,7 +293,7 @@ class Delta(Sink):
         merge.when_not_matched_insert(columns).execute()
 
     def _last_rows(self, prepared: _Prepared) -> pa.Table:
-        """Return the last row of each key, in order of pass, subtask and position."""
+        """Return the last row of each key, in order of batch, round, subtask and position."""
         key, in_order = list(prepared.key), sorted(prepared.files, key=lambda file: file["place"])
         contents = [self.store.get(self.staging_path(file["name"])) for file in in_order]
         rows = pa.concat_tables([pq.read_table(pa.BufferReader(data)) for data in contents])

@@ -94,7 +94,6 @@ class Files(Sink):
         """
         self.path = str(path) if "://" in str(path) else os.path.abspath(path)
         self.format = make_format(format, compression, header=header)
-        self.compression = self.format.compression
         self.partition_by = (partition_by,) if isinstance(partition_by, str) else (*partition_by,)
         if file_bytes_target < 1:
             raise PlanError(f"file_bytes_target must be positive, found {file_bytes_target}")

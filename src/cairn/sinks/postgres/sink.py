@@ -104,7 +104,7 @@ class Postgres(Sink):
                 if mode == "upsert"
                 else f"key= is for mode='upsert', found mode={mode!r}"
             )
-        self.shows = "pieces" if mode == "prepared" else "epochs"  # type: ignore[misc]
+        self.shows = "pieces" if mode == "prepared" else "epochs"
         self._dsn = dsn
 
     def __repr__(self) -> str:

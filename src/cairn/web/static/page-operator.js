@@ -66,7 +66,7 @@ export function operator(root, live, { inner: uid }) {
   return { update: draw };
 }
 
-// What its function measures itself.
+// Counters, gauges and histograms of the function.
 function userMetrics({ counters = {}, gauges = {}, histograms = {} }) {
   return [
     ...[...Object.entries(counters), ...Object.entries(gauges)].map(([name, value]) => [name, decimal(value)]),
@@ -76,7 +76,7 @@ function userMetrics({ counters = {}, gauges = {}, histograms = {} }) {
 
 function stateTable(uid, found, shared) {
   const rows = [found, ...shared].flatMap((each) => Object.entries(each.states).map(([name, decl]) => ({ name, ...decl, key: each.scope === "shared" ? each.key_types.key : null })));
-  if (!rows.length) return empty("It keeps no state.");
+  if (!rows.length) return empty("This operator has no state.");
   return table([
     { name: "State", cell: (row) => h("a", { href: `#/state?operator=${encodeURIComponent(uid)}&state=${encodeURIComponent(row.name)}` }, row.name) },
     { name: "Kind", cell: (row) => row.kind.replace("_", " ") },

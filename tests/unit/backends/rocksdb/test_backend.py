@@ -64,7 +64,7 @@ def load(slot: Slot, *refs: FileRef) -> None:
         listed = range(ref.first_group, ref.first_group + ref.group_count)
         groups = range(max(listed.start, slot.groups.start), min(listed.stop, slot.groups.stop))
         if groups:
-            assert slot.backend.load(slot.store, ref, groups, slot.scratch)
+            assert slot.backend.load(slot.store, ref, groups)
 
 
 # --- sharing ----------------------------------------------------------------------------------
@@ -248,12 +248,12 @@ def test_other_types_are_not_taken_over(new_slot: NewSlot) -> None:
     declared["value"] = state.Value("bigint")
     declared["value"].name = "value"
     other = new_slot(states=declared)
-    assert not other.backend.load(slot.store, ref, other.groups, other.scratch)
+    assert not other.backend.load(slot.store, ref, other.groups)
     assert other.content() == {}
     heap = new_slot(backend="heap")
-    assert not heap.backend.load(slot.store, ref, heap.groups, heap.scratch)
+    assert not heap.backend.load(slot.store, ref, heap.groups)
     segment = heap.write()
-    assert not slot.backend.load(slot.store, segment, slot.groups, slot.scratch)
+    assert not slot.backend.load(slot.store, segment, slot.groups)
 
 
 def test_a_state_that_is_gone_does_not_come_back(new_slot: NewSlot) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from cairn.driver.coordinator.epoch import Coordinator, Outcome
+from cairn.driver.coordinator.epoch import Coordinator
+from cairn.driver.coordinator.rounds import Outcome
 from cairn.plan.deploy import job_spec
 from cairn.plan.graph import Watermark
 from cairn.protocol.messages import Begin

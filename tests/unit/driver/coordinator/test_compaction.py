@@ -7,7 +7,7 @@ import random
 import pytest
 
 from cairn.driver.coordinator.compaction import BASE_BYTES_MIN, FAN_IN, due
-from cairn.driver.coordinator.ranges import advance, ranges_for, take_in
+from cairn.driver.coordinator.ranges import advance, apply_compaction, ranges_for
 from cairn.protocol.messages import Compacted, Compaction, OperatorAck
 from cairn.storage.files import Kind, StateFile
 from cairn.storage.manifest import EpochOperator, FileRef, Held, RangeState
@@ -90,7 +90,7 @@ def test_a_range_has_few_files_however_old_the_job_is(
                 compaction = compaction if compaction.kind == "base" else None
             if compaction is not None:
                 file = compacted(f"c{epoch}-{subtask}", compaction, each, epoch - 1)
-                each = take_in(each, file) or each
+                each = apply_compaction(each, file) or each
                 rewritten += file.stored.length
             delta = StateFile(
                 f"{epoch}-{subtask}", "delta", chance.randrange(1, 20_000), 1, path="d"

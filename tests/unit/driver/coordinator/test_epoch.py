@@ -295,7 +295,7 @@ def test_a_migration_that_a_subtask_did_not_write_is_no_epoch(lead: Lead) -> Non
         outcome = lead.execute(begin, [(1, 2)])
         return Outcome(outcome.acks, [])
 
-    with pytest.raises(EpochError, match="did not write their state anew"):
+    with pytest.raises(EpochError, match="did not write their state in its new form"):
         lead.coordinator.run_batch(POSITION, silent)
     epoch = lead.run_batch((1, 3))
     (part,) = epoch.operators["count"].ranges

@@ -357,6 +357,21 @@ def test_a_target_away_from_the_slots_ends_the_run_after_the_commit_timeout(
     assert 60_000 <= lead.clock() - was_long < 120_000
 
 
+def test_a_target_that_was_back_gets_the_whole_commit_timeout_again(tmp_path: Path) -> None:
+    lead = Lead(tmp_path, commit_timeout_s=60).start()
+
+    def execute(begin: Any) -> Any:
+        if begin.execution.attempt == 6:
+            lead.clock.sleep(3 * 3600)
+            raise EpochError("an executor is lost")
+        if begin.execution.attempt < 13:
+            is_away(begin)
+        return lead.execute(begin, [(1, 5)])
+
+    lead.coordinator.run_batch(POSITION, execute)
+    assert lead.sink.rows == [(1, 1, 5)]
+
+
 def test_a_driver_that_waits_for_a_target_leaves_the_job_to_one_that_takes_over(
     tmp_path: Path,
 ) -> None:

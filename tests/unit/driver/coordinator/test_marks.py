@@ -117,5 +117,8 @@ def test_a_target_that_may_not_be_read_is_named(store: Store) -> None:
         def newest_mark(self) -> int | None:
             raise PermissionError("not yours")
 
-    with pytest.raises(CommitError, match=r"sink 'out' cannot look .*: not yours\n  next: "):
+    with pytest.raises(
+        CommitError,
+        match=r"sink 'out' cannot read its marks of published epochs: not yours\n  next: ",
+    ):
         check_marks({"out": Closed()}, store)

@@ -74,7 +74,7 @@ def test_output_that_would_be_lost_is_refused_with_both_targets(tmp_path: Path) 
 def test_output_is_given_up_where_the_user_says_so(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "cairn"):
         assert checked(epoch_for("files in /a", {}), allow=True) == (frozenset(), False)
-    assert "what sink 'out' prepared in epoch 5 for files in /a is not published" in caplog.text
+    assert "output of sink 'out' in epoch 5 for files in /a is not published" in caplog.text
 
 
 def test_an_epoch_without_output_of_a_sink_lets_it_go(tmp_path: Path) -> None:

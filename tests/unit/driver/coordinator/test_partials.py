@@ -26,33 +26,33 @@ def acks(*counts: tuple[int, int]) -> list[Ack]:
 
 def test_it_begins_row_by_row_and_learns() -> None:
     choice = PartialChoice()
-    assert choice.chosen(1) == frozenset()
+    assert choice.choose(1) == frozenset()
     choice.learn(acks((10_000, 100), (9_000, 100)))
-    assert choice.chosen(2) == {"sum"}
+    assert choice.choose(2) == {"sum"}
 
 
 def test_attempts_at_an_epoch_agree() -> None:
     choice = PartialChoice()
-    assert choice.chosen(1) == frozenset()
+    assert choice.choose(1) == frozenset()
     choice.learn(acks((10_000, 100)))
-    assert choice.chosen(1) == frozenset(), "another attempt at the same epoch"
-    assert choice.chosen(2) == {"sum"}
+    assert choice.choose(1) == frozenset(), "another attempt at the same epoch"
+    assert choice.choose(2) == {"sum"}
 
 
 def test_one_busy_subtask_is_reason_enough() -> None:
     choice = PartialChoice()
     choice.learn(acks((75_000, 25_000), (25_000, 25_000)))
-    assert choice.chosen(1) == {"sum"}
+    assert choice.choose(1) == {"sum"}
 
 
 def test_it_goes_back_when_nothing_is_gained_and_not_before() -> None:
     choice = PartialChoice()
     choice.learn(acks((10_000, 3_000)))
-    assert choice.chosen(1) == {"sum"}
+    assert choice.choose(1) == {"sum"}
     choice.learn(acks((10_000, 5_000)))
-    assert choice.chosen(2) == {"sum"}
+    assert choice.choose(2) == {"sum"}
     choice.learn(acks((10_000, 9_000)))
-    assert choice.chosen(3) == frozenset()
+    assert choice.choose(3) == frozenset()
 
 
 def test_small_and_empty_epochs_tell_nothing() -> None:
@@ -60,4 +60,4 @@ def test_small_and_empty_epochs_tell_nothing() -> None:
     choice.learn(acks((10_000, 100)))
     choice.learn(acks((10, 10), (0, 0)))
     choice.learn(acks((0, 0)))
-    assert choice.chosen(1) == {"sum"}
+    assert choice.choose(1) == {"sum"}

@@ -116,6 +116,19 @@ def test_a_note_that_cannot_be_written_fails_nothing(lead: Lead) -> None:
     assert known(lead) == {2: True}
 
 
+def test_an_old_note_that_cannot_be_deleted_leaves_the_new_one(
+    lead: Lead, caplog: pytest.LogCaptureFixture
+) -> None:
+    lead.run_batch((1, 5))
+    lead.coordinator.note_published()
+    lead.run_batch((1, 5))
+    lead.store.plan(Fault("delete", lead.store.calls["delete"] + 1, "before"))
+    lead.coordinator.note_published()
+    assert known(lead) == {2: True, 3: True}
+    (warning,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert warning.startswith("the old note of epoch 2 could not be deleted")
+
+
 def test_a_note_of_another_record_or_a_damaged_one_proves_nothing(lead: Lead) -> None:
     epoch = lead.run_batch((1, 5))
     note_published(lead.store, epoch.number, "another")

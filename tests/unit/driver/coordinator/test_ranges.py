@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.driver.coordinator.ranges import advance, ranges_for, slots_for, take_in
+from cairn.driver.coordinator.ranges import advance, apply_compaction, ranges_for, slots_for
 from cairn.driver.coordinator.record import pack_small_files
 from cairn.driver.coordinator.rounds import Outcome
 from cairn.protocol.messages import Ack, Compacted, OperatorAck
@@ -172,7 +172,7 @@ def four_deltas() -> RangeState:
 
 def test_a_merge_takes_the_place_of_what_it_replaces_and_keeps_the_version() -> None:
     before = four_deltas()
-    after = take_in(before, written("merge", before, 4, "b", "c"))
+    after = apply_compaction(before, written("merge", before, 4, "b", "c"))
     assert after is not None
     assert [r.id for r in after.files] == ["a", "m", "d"]
     merged = after.files[1]
@@ -190,14 +190,14 @@ def test_a_merge_takes_the_place_of_files_as_they_are_listed_not_of_their_namesa
     merged = msgspec.structs.replace(
         written("merge", before, 4), replaced=tuple(each.listing for each in right)
     )
-    after = take_in(before, merged)
+    after = apply_compaction(before, merged)
     assert after is not None
     assert after.files[:3] == left and [each.id for each in after.files[3:]] == ["m"]
 
 
 def test_a_base_replaces_what_came_up_to_its_epoch_and_keeps_what_came_later() -> None:
     before = four_deltas()
-    after = take_in(before, written("base", before, 3))
+    after = apply_compaction(before, written("base", before, 3))
     assert after is not None
     assert [r.id for r in after.files] == ["m", "d"]
     assert (after.files[0].kind, after.files[0].last_epoch) == ("base", 3)
@@ -206,12 +206,12 @@ def test_a_base_replaces_what_came_up_to_its_epoch_and_keeps_what_came_later() -
 
 def test_a_file_merged_across_the_epoch_of_a_base_stays_after_it() -> None:
     before = four_deltas()
-    across = take_in(before, written("merge", before, 4, "c", "d"))
+    across = apply_compaction(before, written("merge", before, 4, "c", "d"))
     assert across is not None
     base = msgspec.structs.replace(
         written("base", before, 3), stored=StateFile("base", "base", 9, 9, path="b")
     )
-    after = take_in(across, base)
+    after = apply_compaction(across, base)
     assert after is not None
     assert [r.id for r in after.files] == ["base", "m"]
 
@@ -226,19 +226,19 @@ def test_a_file_merged_across_the_epoch_of_a_base_stays_after_it() -> None:
     ids=["a file is gone", "not next to each other", "another range"],
 )
 def test_what_no_longer_fits_is_not_taken_in(file: Compacted) -> None:
-    assert take_in(four_deltas(), file) is None
+    assert apply_compaction(four_deltas(), file) is None
 
 
 def test_a_base_older_than_the_one_there_is_not_taken_in() -> None:
     newer = part(range(0, 4), ref("b", range(0, 4), kind="base", first_epoch=1, last_epoch=9))
-    assert take_in(newer, written("base", newer, 8)) is None
+    assert apply_compaction(newer, written("base", newer, 8)) is None
 
 
 def test_a_file_is_taken_in_once() -> None:
     before = four_deltas()
-    after = take_in(before, written("base", before, 3))
+    after = apply_compaction(before, written("base", before, 3))
     assert after is not None
-    assert take_in(after, written("base", after, 3)) is None
+    assert apply_compaction(after, written("base", after, 3)) is None
 
 
 def test_slots_stay_with_the_key_groups_they_hold() -> None:

@@ -10,7 +10,13 @@ import msgspec
 import pytest
 
 import cairn.driver.coordinator.epoch as epoch_module
-from cairn.driver.coordinator.rounds import following, in_flight, inlined, is_pending, sends_back
+from cairn.driver.coordinator.rounds import (
+    count_inlined_bytes,
+    in_flight,
+    is_pending,
+    next_round,
+    sends_back,
+)
 from cairn.driver.coordinator.ticker import is_due
 from cairn.errors import EpochError
 from cairn.protocol.messages import Ack, Begin, Compaction, OperatorAck, Piece
@@ -47,7 +53,7 @@ def acks(*deltas: tuple[str, int, str | None]) -> list[Ack]:
 
 def test_the_next_round_starts_from_what_this_one_left() -> None:
     said = acks(("op", 0, "d"), ("op", 1, None), ("loop:op", 0, None), ("loop:op", 1, "f"))
-    after = following(begin(), said, FEEDBACKS)
+    after = next_round(begin(), said, FEEDBACKS)
     assert after.versions == {
         "op": [next_version("a", "d"), EMPTY_VERSION],
         "loop:op": [EMPTY_VERSION, "f"],
@@ -64,7 +70,7 @@ def test_executions_compare_in_the_order_in_which_they_run() -> None:
 
 
 def test_what_is_done_beside_the_epochs_is_asked_for_in_the_first_round_only() -> None:
-    after = following(begin(), acks(("op", 0, "d")), FEEDBACKS)
+    after = next_round(begin(), acks(("op", 0, "d")), FEEDBACKS)
     assert not after.compactions and not after.pieces and not after.settled and not after.rewrite
 
 
@@ -72,9 +78,9 @@ def test_what_travels_with_acknowledgements_is_bounded_over_all_rounds() -> None
     large = [
         Ack(0, 0, [OperatorAck("op", 1, 1, 1, StateFile("d", "delta", 5, 1, data=b"12345"))], {})
     ]
-    assert inlined(large) == 5 and inlined(acks(("op", 0, "d"))) == 0
-    assert following(begin(), large, FEEDBACKS, 5).inline_bytes_max == begin().inline_bytes_max
-    assert following(begin(), large, FEEDBACKS, 1 << 40).inline_bytes_max == 0
+    assert count_inlined_bytes(large) == 5 and count_inlined_bytes(acks(("op", 0, "d"))) == 0
+    assert next_round(begin(), large, FEEDBACKS, 5).inline_bytes_max == begin().inline_bytes_max
+    assert next_round(begin(), large, FEEDBACKS, 1 << 40).inline_bytes_max == 0
 
 
 def test_a_record_on_its_way_back_is_told_by_the_acknowledgements() -> None:

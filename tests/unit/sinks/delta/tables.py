@@ -1,4 +1,4 @@
-"""Delta tables that a sink writes, and what is in them."""
+"""Delta tables that a sink writes, and their rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MERGE = {"mode": "merge", "key": "k"}
 MODES = pytest.mark.parametrize("settings", [{}, MERGE], ids=["append", "merge"])
 
 
-def opened(path: Any, schema: pa.Schema = KS, **settings: Any) -> Delta:
+def open_sink(path: Any, schema: pa.Schema = KS, **settings: Any) -> Delta:
     sink = Delta(str(path), **settings)
     sink.open(SinkContext("job", "j", "out", schema))
     return sink
@@ -44,17 +44,17 @@ def table(path: Any) -> pa.Table:
     return pa.table(DeltaTable(str(path)).to_pyarrow_table())
 
 
-def seen(path: Any) -> list[tuple[Any, ...]]:
+def read_rows(path: Any) -> list[tuple[Any, ...]]:
     return sorted((tuple(row.values()) for row in table(path).to_pylist()), key=str)
 
 
 def once(work: Callable[[], Any]) -> Callable[[str], None]:
-    """Work to be done at the first pass of a crash point, just before the log is written."""
+    """Return a hook that calls `work` at the first crash point, just before the log is written."""
     done: list[str] = []
 
-    def told(point: str) -> None:
+    def on_pass(point: str) -> None:
         if not done:
             done.append(point)
             work()
 
-    return told
+    return on_pass

@@ -18,7 +18,7 @@ from cairn.errors import EpochError
 from cairn.sinks.base import Execution
 from cairn.sinks.delta.files import statistics
 from cairn.types import parse_schema
-from tests.unit.sinks.delta.tables import MODES, opened, prepared, published, seen, table
+from tests.unit.sinks.delta.tables import MODES, open_sink, prepared, published, read_rows, table
 
 # Types
 
@@ -36,12 +36,12 @@ def test_rows_of_every_type_come_back_equal(tmp_path: Path) -> None:
         {"a": 1, "b": ["x", None]}, [("k", 1)],
     )  # fmt: skip
     nothing = (None,) * len(row)
-    sink = opened(tmp_path, schema)
+    sink = open_sink(tmp_path, schema)
     published(sink, 2, row, nothing)
     found = table(tmp_path)
     assert [tuple(r.values()) for r in found.to_pylist()] == [row, nothing]
     assert found.schema.equals(schema)
-    merged = opened(tmp_path / "merged", schema, mode="merge", key="l")
+    merged = open_sink(tmp_path / "merged", schema, mode="merge", key="l")
     published(merged, 2, row)
     assert [tuple(r.values()) for r in table(tmp_path / "merged").to_pylist()] == [row]
 
@@ -54,10 +54,10 @@ def test_partitions_are_read_back_from_the_log(tmp_path: Path) -> None:
         (None, "x", 0, None),
     ]
     rows = [(k, *values[k % 3]) for k in range(30)]
-    sink = opened(tmp_path, schema, partition_by=["day", "s", "i", "b"])
+    sink = open_sink(tmp_path, schema, partition_by=["day", "s", "i", "b"])
     committable = prepared(sink, 2, *rows)
     sink.commit(2, [committable])
-    assert seen(tmp_path) == sorted(rows, key=str)
+    assert read_rows(tmp_path) == sorted(rows, key=str)
     assert len(committable["files"]) == 3
     read = DeltaTable(str(tmp_path)).to_pyarrow_table(filters=[("day", "=", dt.date(2026, 1, 1))])
     assert sorted(pa.table(read)["k"].to_pylist()) == list(range(0, 30, 3))
@@ -67,13 +67,13 @@ def test_many_values_of_many_partition_columns_are_kept_apart(tmp_path: Path) ->
     names = [f"c{i}" for i in range(20)]
     schema = parse_schema("k long, " + ", ".join(f"{name} long" for name in names))
     rows = [(k, *(k * (i + 1) for i in range(20))) for k in range(20)]
-    published(opened(tmp_path, schema, partition_by=names), 2, *rows)
-    assert seen(tmp_path) == sorted(rows, key=str)
+    published(open_sink(tmp_path, schema, partition_by=names), 2, *rows)
+    assert read_rows(tmp_path) == sorted(rows, key=str)
 
 
 def test_an_empty_text_as_a_partition_is_null_as_delta_has_it(tmp_path: Path) -> None:
-    published(opened(tmp_path, partition_by="s"), 2, (1, ""))
-    assert seen(tmp_path) == [(1, None)]
+    published(open_sink(tmp_path, partition_by="s"), 2, (1, ""))
+    assert read_rows(tmp_path) == [(1, None)]
 
 
 @given(st.lists(st.one_of(st.none(), st.datetimes(dt.datetime(1900, 1, 1)))))
@@ -98,7 +98,7 @@ def test_times_and_dates_at_the_end_of_the_calendar_and_beyond_have_no_bounds(
     found = json.loads(statistics(rows))
     assert found["minValues"] == found["maxValues"] == {}
     assert found["nullCount"] == {"t": 0, "day": 0}
-    sink = opened(tmp_path, rows.schema)
+    sink = open_sink(tmp_path, rows.schema)
     writer = sink.writer(2, 0, Execution())
     writer.write(rows.to_batches()[0])
     sink.commit(2, [writer.prepare()])
@@ -108,7 +108,7 @@ def test_times_and_dates_at_the_end_of_the_calendar_and_beyond_have_no_bounds(
 def test_a_partition_of_a_date_that_no_reader_can_read_is_refused_in_the_slot(
     tmp_path: Path,
 ) -> None:
-    sink = opened(tmp_path, parse_schema("k long, day date"), partition_by="day")
+    sink = open_sink(tmp_path, parse_schema("k long, day date"), partition_by="day")
     day = pa.array([2932897 + 30], pa.int32()).cast(pa.date32())
     writer = sink.writer(2, 0, Execution())
     writer.write(pa.RecordBatch.from_arrays([pa.array([1]), day], schema=sink.context.schema))
@@ -128,7 +128,7 @@ def test_a_filter_finds_rows_by_the_bounds_of_files(tmp_path: Path) -> None:
     schema = parse_schema("k long, ts timestamp, s string")
     start = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
     rows = [(k, start + dt.timedelta(microseconds=1001 * k), f"s{k}") for k in range(20)]
-    sink = opened(tmp_path, schema)
+    sink = open_sink(tmp_path, schema)
     for epoch, row in enumerate(rows):
         published(sink, epoch, row)
     dataset = DeltaTable(str(tmp_path)).to_pyarrow_dataset()
@@ -142,25 +142,25 @@ def test_a_filter_finds_rows_by_the_bounds_of_files(tmp_path: Path) -> None:
 def test_a_vacuum_touches_nothing_that_is_published(
     tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    sink = opened(tmp_path, **settings)
+    sink = open_sink(tmp_path, **settings)
     for epoch in range(2, 6):
         published(sink, epoch, (epoch, "x"))
     DeltaTable(str(tmp_path)).vacuum(0, dry_run=False, enforce_retention_duration=False)
-    assert [row[0] for row in seen(tmp_path)] == [2, 3, 4, 5]
+    assert [row[0] for row in read_rows(tmp_path)] == [2, 3, 4, 5]
 
 
 def test_a_vacuum_with_the_usual_retention_leaves_what_is_prepared(tmp_path: Path) -> None:
-    sink = opened(tmp_path)
+    sink = open_sink(tmp_path)
     committable = prepared(sink, 2, (1, "x"))
     DeltaTable(str(tmp_path)).vacuum(dry_run=False)
     sink.commit(2, [committable])
-    assert seen(tmp_path) == [(1, "x")]
+    assert read_rows(tmp_path) == [(1, "x")]
 
 
 def test_files_that_the_table_has_compacted_stay_for_readers_of_older_versions(
     tmp_path: Path,
 ) -> None:
-    sink = opened(tmp_path)
+    sink = open_sink(tmp_path)
     committables = {epoch: [prepared(sink, epoch, (epoch, "x"))] for epoch in (2, 3)}
     for epoch, prepared_then in committables.items():
         sink.commit(epoch, prepared_then)
@@ -168,8 +168,8 @@ def test_files_that_the_table_has_compacted_stay_for_readers_of_older_versions(
     DeltaTable(str(tmp_path)).optimize.compact()
     sink.commit(3, committables[3])
     prepared(sink, 4, (4, "abandoned"))
-    opened(tmp_path).recover(5)
-    assert seen(tmp_path) == [(2, "x"), (3, "x")]
+    open_sink(tmp_path).recover(5)
+    assert read_rows(tmp_path) == [(2, "x"), (3, "x")]
     old = DeltaTable(str(tmp_path), version=version).to_pyarrow_table()
     assert sorted(pa.table(old)["k"].to_pylist()) == [2, 3]
 
@@ -178,7 +178,7 @@ def test_a_file_that_was_compacted_before_its_note_was_removed_stays_for_older_v
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A driver that publishes before the record died; nobody commits its epoch again."""
-    sink = opened(tmp_path)
+    sink = open_sink(tmp_path)
     published(sink, 2, (2, "x"))
     committable = prepared(sink, 3, (3, "x"))
     monkeypatch.setattr(sink.store, "delete", lambda paths: None)
@@ -186,7 +186,7 @@ def test_a_file_that_was_compacted_before_its_note_was_removed_stays_for_older_v
     prepared(sink, 4, (4, "abandoned"))
     version = DeltaTable(str(tmp_path)).version()
     DeltaTable(str(tmp_path)).optimize.compact()
-    new = opened(tmp_path)
+    new = open_sink(tmp_path)
     new.recover(5)
     old = DeltaTable(str(tmp_path), version=version).to_pyarrow_table()
     assert sorted(pa.table(old)["k"].to_pylist()) == [2, 3]

@@ -308,7 +308,7 @@ def test_no_row_is_lost_when_the_settings_change_over_a_restart(
 
 
 def test_csv_with_and_without_a_header_is_not_merged(tmp_path: Path) -> None:
-    """The first rows are equal, so nothing in the files tells them from a header."""
+    """The first rows are equal, so nothing in the files distinguishes them from a header."""
     folder = Folder(tmp_path, listed=True, compact=True, format="csv")
     bare, headed = folder.sink(header=False), folder.sink()
     for epoch in range(1, 5):

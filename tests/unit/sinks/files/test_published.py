@@ -1,4 +1,4 @@
-"""Which files count."""
+"""The published files of a folder, and their order."""
 
 from __future__ import annotations
 

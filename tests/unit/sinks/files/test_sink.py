@@ -1,4 +1,4 @@
-"""What only files can show of a commit: files half written, and lists that name whole epochs."""
+"""Commits of files: files half written, and lists that name whole epochs."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def test_names_come_back_from_urls(tmp_path: Path, name: str) -> None:
     assert sink.listed
 
 
-# Of the sink
+# The list of a sink
 
 
 @pytest.fixture

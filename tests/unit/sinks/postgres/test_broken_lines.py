@@ -18,7 +18,7 @@ from tests.places.postgres import PostgresPlace
 from tests.servers import postgres
 from tests.unit.sinks.postgres.proxy import Proxy
 
-# What is sent when the server publishes: everything at once, or piece by piece and then the mark.
+# Statements that publish: everything at once, or piece by piece and then the mark.
 DECISIVE = {
     "append": [b"do $cairn"],
     "upsert": [b"do $cairn"],
@@ -107,7 +107,7 @@ def test_a_server_that_goes_away_and_returns_is_reached_again(place: PostgresPla
 def test_an_idle_connection_the_server_has_ended_is_replaced(place: PostgresPlace) -> None:
     driver, slot = place.both()
     driver.commit(2, [prepared(slot, 2, (1, "a"))])
-    place._asked(
+    place._query(
         "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
         " where datname = current_database() and application_name like 'cairn:%'"
     )

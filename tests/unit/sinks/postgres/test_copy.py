@@ -59,8 +59,8 @@ def _batch(schema: pa.Schema, rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _asked(*statements: str) -> list[tuple[Any, ...]]:
-    """What the last one gives."""
+def _query(*statements: str) -> list[tuple[Any, ...]]:
+    """Return the rows of the last statement."""
     with psycopg.connect(shared_database(), autocommit=True) as outside:
         outside.execute("set timezone = 'UTC'")
         with outside.cursor(binary=True) as cursor:
@@ -69,7 +69,7 @@ def _asked(*statements: str) -> list[tuple[Any, ...]]:
             return cursor.fetchall() if cursor.description else []
 
 
-def _opened(table: str, schema: pa.Schema, scratch: str | None = None) -> Postgres:
+def _open_sink(table: str, schema: pa.Schema, scratch: str | None = None) -> Postgres:
     sink = Postgres(shared_database(), table, create=True)
     sink.open(SinkContext("types", "j", table, schema, scratch))
     return sink
@@ -77,8 +77,8 @@ def _opened(table: str, schema: pa.Schema, scratch: str | None = None) -> Postgr
 
 def _through(table: str, schema: pa.Schema, *batches: pa.RecordBatch) -> list[tuple[Any, ...]]:
     """The rows as a reader of the table gets them."""
-    driver = _opened(table, schema)
-    _asked(f"truncate {table}", "delete from cairn_marks")
+    driver = _open_sink(table, schema)
+    _query(f"truncate {table}", "delete from cairn_marks")
     writer = driver.writer(2, 0, Execution())
     for batch in batches:
         writer.write(batch)
@@ -86,7 +86,7 @@ def _through(table: str, schema: pa.Schema, *batches: pa.RecordBatch) -> list[tu
     assert committable is not None
     driver.commit(2, [committable])
     driver.close()
-    return _asked(f"select * from {table}")
+    return _query(f"select * from {table}")
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -149,7 +149,7 @@ def test_nested_values_are_stored_as_json() -> None:
         ),
         nothing,
     ]
-    exact = _asked("select m->>'k\u2028' from nested limit 1")
+    exact = _query("select m->>'k\u2028' from nested limit 1")
     assert exact == [("123456789012345678.90",)]
 
 
@@ -171,18 +171,18 @@ def test_a_string_with_nul_is_refused_by_name_of_its_column(ddl: str, value: Any
 
 def test_a_refused_batch_names_the_sink_and_leaves_nothing(tmp_path: Path) -> None:
     schema = parse_schema("k long, v string")
-    driver, slot = _opened("nul", schema), _opened("nul", schema, str(tmp_path))
+    driver, slot = _open_sink("nul", schema), _open_sink("nul", schema, str(tmp_path))
     writer = slot.writer(2, 0, Execution())
     writer.write(_batch(schema, [(1, "a")]))
     with pytest.raises(EpochError, match=r"sink 'nul': column 'v'"):
         writer.write(_batch(schema, [(1, "\x00")]))
     writer.abort()
     left = "select count(*) from pg_class where relname like 'cairn_piece%'"
-    assert _asked(left) == [(0,)]
+    assert _query(left) == [(0,)]
     again = slot.writer(2, 0, Execution(attempt=1))
     again.write(_batch(schema, [(1, "a")]))
     driver.commit(2, [again.prepare()])  # type: ignore[list-item]
-    assert _asked("select * from nul") == [(1, "a")]
+    assert _query("select * from nul") == [(1, "a")]
     slot.close()
     driver.close()
 

@@ -1,4 +1,4 @@
-"""What a sink keeps beside the rows: whose sessions end, which pieces go, which marks stay."""
+"""The ledger beside the rows: sessions that end, pieces that are dropped, marks that stay."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_slot_keeps_one_connection_over_epochs(place: PostgresPlace) -> None:
     driver, slot = place.both()
     for epoch in range(2, 8):
         driver.commit(epoch, [prepared(slot, epoch, (epoch, "x"), subtask=s) for s in range(3)])
-    found = place._asked(
+    found = place._query(
         "select count(*) from pg_stat_activity where datname = current_database()"
         f" and application_name like 'cairn:{postgres_ledger.key_of(driver.context)}:-:j/out%'"
     )
@@ -100,11 +100,11 @@ def test_a_slot_keeps_one_connection_over_epochs(place: PostgresPlace) -> None:
     assert place.connections() == []
 
 
-# What a commit removes
+# Leftovers that a commit removes
 
 
 def test_what_failed_attempts_left_goes_with_the_next_commit(place: PostgresPlace) -> None:
-    """Of N slots one dies after the others have prepared, epoch after epoch; the driver lives."""
+    """In each epoch one slot dies after the others have prepared; the driver lives."""
     driver, slot = place.both()
     for epoch in range(2, 6):
         for s in range(3):
@@ -152,7 +152,7 @@ def test_a_piece_that_somebody_holds_is_dropped_when_it_is_free(
     place: Any = PLACES[name](tmp_path)
     driver, slot = place.both()
     prepared(slot, 2, (1, "given up"))
-    ((piece,),) = place._asked(f"select place from {place.schema}.cairn_staged")
+    ((piece,),) = place._query(f"select place from {place.schema}.cairn_staged")
     with psycopg.connect(place.uri) as other:
         other.execute(f"select from {piece}".encode())
         driver.recover(3)
@@ -176,7 +176,7 @@ def test_marks_are_bounded_and_what_they_proved_stays_proven(
     pieces = {epoch: [prepared(slot, epoch, (epoch, "x"))] for epoch in range(10, 30, 2)}
     for epoch, committables in pieces.items():
         driver.commit(epoch, committables)
-    kept = place._asked(f"select count(*) from {place.schema}.cairn_marks")
+    kept = place._query(f"select count(*) from {place.schema}.cairn_marks")
     assert kept[0][0] in (3, 4)
     rows = place.seen(driver)
     assert len(rows) == len(pieces)
@@ -194,7 +194,7 @@ def test_marks_are_bounded_and_what_they_proved_stays_proven(
 def test_the_time_of_publication_can_be_read_beside_the_rows(append: PostgresPlace) -> None:
     driver, slot = append.both()
     driver.commit(2, [prepared(slot, 2, (1, "a"))], batch=1)
-    marks = append._asked(
+    marks = append._query(
         f"select job, sink, epoch, part, published_at <= now() from {append.schema}.cairn_marks"
     )
     assert marks == [("job", "out", 2, 1, True)]
@@ -231,12 +231,12 @@ def test_marks_and_staged_rows_may_be_in_a_schema_of_their_own(append: PostgresP
     sink = Postgres(append.uri, f"{append.schema}.rows", create=True, schema="aside")
     sink.open(append.context(in_slot=False))
     piece = prepared(sink, 2, (1, "a"))
-    found = append._asked("select c.relname from pg_class c where relname like 'cairn_piece%'")
-    assert append._asked("select place from aside.cairn_staged") == [
+    found = append._query("select c.relname from pg_class c where relname like 'cairn_piece%'")
+    assert append._query("select place from aside.cairn_staged") == [
         (f'"aside"."{name}"',) for (name,) in found if not name.endswith("_pkey")
     ]
     sink.commit(2, [piece])
     assert append.seen(sink) == [(1, "a")]
     made = "select tablename from pg_tables where schemaname = %s"
-    assert append._asked(made, append.schema) == [("rows",)]
+    assert append._query(made, append.schema) == [("rows",)]
     sink.close()

@@ -1,4 +1,4 @@
-"""How a sink reaches PostgreSQL, and what it never tells."""
+"""A sink connects to PostgreSQL, and keeps its dsn secret."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _context(scratch: str | None = None) -> SinkContext:
     return SinkContext("job", "j", "out", SCHEMA, scratch)
 
 
-def _told(error: BaseException) -> str:
+def _full_text(error: BaseException) -> str:
     return "".join(traceback.format_exception(error)) + repr(vars(error))
 
 
@@ -81,16 +81,16 @@ def test_a_variable_that_is_not_set_is_named() -> None:
         f"postgresql://me:{SECRET}@no.such.host.invalid/x",
     ],
 )
-def test_a_password_is_never_told(dsn: str, tmp_path: Path) -> None:
+def test_a_password_is_never_full_text(dsn: str, tmp_path: Path) -> None:
     sink = Postgres(dsn, "t")
     assert SECRET not in repr(sink) and SECRET not in str(sink)
     with pytest.raises((PlanError, CommitError)) as refused:
         sink.open(_context())
-    assert SECRET not in _told(refused.value)
+    assert SECRET not in _full_text(refused.value)
     sink.open(_context(str(tmp_path)))
     with pytest.raises((PlanError, EpochError)) as refused_in_slot:
         sink.writer(2, 0, Execution())
-    assert SECRET not in _told(refused_in_slot.value)
+    assert SECRET not in _full_text(refused_in_slot.value)
 
 
 def test_a_missing_package_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,4 +165,4 @@ def test_an_unreachable_server_fails_a_commit_with_its_reason(tmp_path: Path) ->
     sink._sessions._dsn = f"host={tmp_path} dbname=x password={SECRET}"
     with pytest.raises(CommitError, match="could not publish epoch 2") as failed:
         sink.commit(2, [{"pass": 0, "subtask": 0, "digest": "d", "rows": 1}])
-    assert SECRET not in _told(failed.value)
+    assert SECRET not in _full_text(failed.value)

@@ -60,7 +60,7 @@ def test_columns_of_the_program_before_keep_their_values(place: PostgresPlace, d
     piece = prepared(slot, 2, (1, "a"))
     later = place.opened(schema=parse_schema(ddl))
     later.commit(2, [piece])
-    assert place._asked(f"select k, s, t from {place.schema}.rows") == [(1, "a", None)]
+    assert place._query(f"select k, s, t from {place.schema}.rows") == [(1, "a", None)]
     for sink in (driver, slot, later):
         sink.close()
 
@@ -88,7 +88,7 @@ def test_an_epoch_is_published_into_the_table_it_was_prepared_for(place: Postgre
     later.open(place.context(in_slot=False))
     later.commit(2, [piece])
     assert place.seen(later) == [(1, "a")]
-    assert place._asked(f"select * from {place.schema}.other") == []
+    assert place._query(f"select * from {place.schema}.other") == []
     for sink in (driver, slot, later):
         sink.close()
 

@@ -1,4 +1,4 @@
-"""Which tables a sink takes, which it refuses, and what it says then."""
+"""Tables that a sink accepts or refuses, and its errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def outside() -> Iterator[psycopg.Connection[Any]]:
         yield connection
 
 
-def _opened(table: str, rows: str = ROWS, **options: Any) -> Postgres:
+def _open_sink(table: str, rows: str = ROWS, **options: Any) -> Postgres:
     sink = Postgres(shared_database(), table, **options)
     sink.open(SinkContext("job", "j", "out", parse_schema(rows)))
     sink.close()
@@ -84,15 +84,15 @@ def test_a_missing_table_is_refused_with_the_statement_that_makes_it(
     outside: psycopg.Connection[Any],
 ) -> None:
     with pytest.raises(PlanError, match=r"table 'shop\.orders' does not exist") as refused:
-        _opened("shop.orders", mode="upsert", key=("k",))
+        _open_sink("shop.orders", mode="upsert", key=("k",))
     statement = str(refused.value).split("or run\n")[1]
     outside.execute(statement.encode())
-    _opened("shop.orders", mode="upsert", key=("k",))
+    _open_sink("shop.orders", mode="upsert", key=("k",))
 
 
 def test_a_table_that_is_there_is_not_made_again(outside: psycopg.Connection[Any]) -> None:
     outside.execute("create table shop.orders (k bigint, more text default 'x')")
-    _opened("shop.orders", "k long", create=True)
+    _open_sink("shop.orders", "k long", create=True)
     assert _columns(outside) == ["k", "more"]
 
 
@@ -118,12 +118,12 @@ def test_a_table_that_rows_do_not_fit_is_refused_with_what_makes_it_fit(
 ) -> None:
     outside.execute(f"create table shop.orders ({columns})".encode())
     with pytest.raises(PlanError, match=said) as refused:
-        _opened("shop.orders")
+        _open_sink("shop.orders")
     (statement,) = re.findall(r"^    (alter table .*;)$", str(refused.value), re.MULTILINE)
     if "'s' is bytea" in said:
         statement = "alter table shop.orders alter column s type text using encode(s, 'hex')"
     outside.execute(statement.encode())
-    _opened("shop.orders")
+    _open_sink("shop.orders")
 
 
 @pytest.mark.parametrize(
@@ -140,14 +140,14 @@ def test_a_table_that_rows_fit_is_taken(outside: psycopg.Connection[Any], column
     outside.execute("create type shop.mood as enum ('a'); create domain shop.money numeric(12,2)")
     outside.execute(f"create table shop.orders ({columns})".encode())
     before = _columns(outside)
-    _opened("shop.orders")
+    _open_sink("shop.orders")
     assert _columns(outside) == before
 
 
 def test_a_column_the_table_computes_is_not_written(outside: psycopg.Connection[Any]) -> None:
     outside.execute("create table shop.orders (k bigint, l bigint generated always as (k) stored)")
     with pytest.raises(PlanError, match="'l' is computed"):
-        _opened("shop.orders", "k long, l long")
+        _open_sink("shop.orders", "k long, l long")
 
 
 @pytest.mark.parametrize(
@@ -163,9 +163,9 @@ def test_an_upsert_needs_a_unique_index_on_its_key(
 ) -> None:
     outside.execute(f"create table shop.orders ({columns})".encode())
     with pytest.raises(PlanError, match=r"unique index is on exactly \(k\)"):
-        _opened("shop.orders", "k long, s string", mode="upsert", key="k")
+        _open_sink("shop.orders", "k long, s string", mode="upsert", key="k")
     outside.execute("create unique index on shop.orders (k) include (s)")
-    _opened("shop.orders", "k long, s string", mode="upsert", key="k")
+    _open_sink("shop.orders", "k long, s string", mode="upsert", key="k")
 
 
 @pytest.mark.parametrize(
@@ -179,9 +179,9 @@ def test_an_upsert_needs_a_unique_index_on_its_key(
 )
 def test_settings_that_make_no_sense_are_refused(options: Any, said: str) -> None:
     with pytest.raises(PlanError, match=said):
-        _opened("shop.orders", create=True, **options)
+        _open_sink("shop.orders", create=True, **options)
 
 
 def test_columns_whose_names_are_too_long_are_refused(outside: psycopg.Connection[Any]) -> None:
     with pytest.raises(PlanError, match="at most 63 bytes"):
-        _opened("shop.orders", f"`{'x' * 64}` long", create=True)
+        _open_sink("shop.orders", f"`{'x' * 64}` long", create=True)

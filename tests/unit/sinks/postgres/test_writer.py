@@ -1,4 +1,4 @@
-"""What slots stage: every row once, of each key the last, and none that the table refuses."""
+"""Slots stage every row once, the last of each key, and none that the table refuses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.places import PLACES, batch
 from tests.places.base import prepared
 from tests.places.postgres import PostgresPlace
 
-# What is staged
+# Staged rows
 
 
 def test_an_epoch_may_have_very_many_batches(place: PostgresPlace) -> None:
@@ -64,12 +64,12 @@ def test_a_staged_row_that_is_missing_fails_the_whole_epoch(tmp_path: Path) -> N
         place: Any = PLACES[name](tmp_path)
         driver, slot = place.both()
         pieces = [prepared(slot, 2, (s, "a"), (s + 10, "b"), subtask=s) for s in range(2)]
-        ((piece,),) = place._asked(f"select place from {place.schema}.cairn_staged where subtask=1")
+        ((piece,),) = place._query(f"select place from {place.schema}.cairn_staged where subtask=1")
         place.outside.execute(f"delete from {piece} where k = 11")
         with pytest.raises(CommitError, match="subtask 1 staged 2 rows, of which 1"):
             driver.commit(2, pieces)
         assert place.rows(driver) == []
-        assert place._asked(f"select * from {place.schema}.cairn_marks") == []
+        assert place._query(f"select * from {place.schema}.cairn_marks") == []
         driver.recover(3)
         assert place.leftovers() == []
         for opened in (slot, driver, place):
@@ -89,7 +89,7 @@ def test_rules_for_single_rows_fail_the_epoch_not_the_publication(append: Postgr
         with pytest.raises(EpochError, match=said):
             prepared(slot, 2, row)
     driver.commit(2, [prepared(slot, 2, (1, "a"))])
-    assert append._asked(f"select * from {append.schema}.rows") == [(1, "a", 7)]
+    assert append._query(f"select * from {append.schema}.rows") == [(1, "a", 7)]
     slot.close()
     driver.close()
 
@@ -153,7 +153,7 @@ def test_an_upsert_leaves_other_columns_alone_and_needs_none(append: PostgresPla
         assert committable is not None
         sink.commit(epoch, [committable])
         append.outside.execute(f"update {append.schema}.facts set note = 'kept'")
-    assert append._asked(f"select * from {append.schema}.facts") == [(1, "x", "kept")]
+    assert append._query(f"select * from {append.schema}.facts") == [(1, "x", "kept")]
     sink.close()
 
 

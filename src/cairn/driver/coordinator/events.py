@@ -1,7 +1,7 @@
-"""What the leader of a job says in the log: takeovers, epochs, and attempts that failed.
+"""Log the events of a job: takeovers, epochs and failed attempts.
 
 Always true here:
-- what is said in words is in the fields of the record too, for programs.
+- all values in a message are also fields of the record, for programs.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from cairn.storage.manifest import Epoch, Takeover
 ERROR_CHARS_MAX = 1000
 
 
-def took_over(job: str, record: Takeover, newest: Epoch | None) -> None:
+def log_takeover(job: str, record: Takeover, newest: Epoch | None) -> None:
     at = "it has no epoch yet" if newest is None else f"its newest epoch is {newest.number}"
     facts = {"job": job, "term": record.term, "previous": record.previous}
     logger.info("leading with term %d; %s", record.term, at, extra=facts)
 
 
-def tries_again(epoch: int, attempt: int, error: CairnError) -> None:
-    """`attempt`: how many there have been."""
-    # Its first line, and of a user's function no warning: if it comes again, the run ends with it.
+def log_failed_attempt(epoch: int, attempt: int, error: CairnError) -> None:
+    """Log that a batch runs again after this many attempts."""
+    # The first line only. An error of a user's function is not a warning: if it happens again,
+    # the run ends with it.
     why = error.message.partition("\n")[0][:ERROR_CHARS_MAX]
     level = logging.INFO if isinstance(error, FunctionError) else logging.WARNING
     facts: dict[str, object] = {"attempt": attempt}
@@ -33,7 +34,7 @@ def tries_again(epoch: int, attempt: int, error: CairnError) -> None:
     logger.log(level, message, epoch, attempt, why, extra=facts)
 
 
-def committed(epoch: Epoch, commit_ms: float) -> None:
+def log_epoch(epoch: Epoch, commit_ms: float) -> None:
     found, timings = epoch.metrics.operators.values(), epoch.timings
     restored = epoch.metrics.restored
     figures = {

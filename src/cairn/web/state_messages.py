@@ -1,25 +1,13 @@
-"""Bodies of requests for state, their limits, and the OpenAPI description of the routes."""
+"""Requests for state and their answers: bodies, limits, and the OpenAPI description."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from cairn.web.answers import EPOCH_MAX, EpochNumber, body_schema
-from cairn.web.openapi import (
-    ANYTHING,
-    BOOLEAN,
-    INTEGER,
-    STRING,
-    Docs,
-    array,
-    nullable,
-    objekt,
-    operation,
-    path,
-    query,
-)
+from cairn.web.answers import EPOCH_MAX, EpochNumber
+from cairn.web.openapi import INTEGER, STRING, Docs, operation, path, query
 
 SCAN_ROWS_MAX: Final = 1000
 KEYS_MAX: Final = 1000
@@ -27,6 +15,10 @@ SQL_ROWS_MAX: Final = 10_000
 SQL_CHARS_MAX: Final = 20_000
 DIFF_ROWS_MAX: Final = 1000
 KEY_CHARS_MAX: Final = 4096
+
+Columns = list[dict[str, str]]
+"""The `name` and the `type` of each."""
+Form = Literal["value", "result", "accumulator"]
 
 
 class Lookup(msgspec.Struct, forbid_unknown_fields=True):
@@ -40,8 +32,95 @@ class Sql(msgspec.Struct, forbid_unknown_fields=True):
     limit: Annotated[int, msgspec.Meta(ge=1, le=SQL_ROWS_MAX)] = 1000
 
 
+class ListedState(msgspec.Struct):
+    operator: str
+    state: str
+    kind: str
+    scope: str
+    keys: list[str]
+    columns: Columns
+    rows: int
+
+
+class OfEpoch(msgspec.Struct, kw_only=True):
+    """An answer that was read from the checkpoint."""
+
+    epoch: int
+    wall_ms: int
+    source: Literal["checkpoint"] = "checkpoint"
+
+
+class StateList(OfEpoch, kw_only=True):
+    job: str | None
+    max_parallelism: int
+    flight_port: int | None
+    states: list[ListedState]
+
+
+class StatePage(OfEpoch, kw_only=True):
+    operator: str
+    state: str
+    kind: str
+    columns: Columns
+    rows: list[dict[str, Any]]
+    after: str | None
+    """The cursor for the next page."""
+
+
+class KeyValue(msgspec.Struct):
+    key: list[Any]
+    found: bool
+    value: Any
+
+
+class KeyAnswer(msgspec.Struct, kw_only=True):
+    operator: str
+    state: str
+    kind: str
+    epoch: int
+    source: str
+    type: str | None
+    form: Form
+
+
+class OneKey(KeyAnswer, kw_only=True):
+    key: list[Any]
+    found: bool
+    value: Any
+
+
+class ManyKeys(KeyAnswer, kw_only=True):
+    answers: list[KeyValue]
+
+
+class SqlResult(OfEpoch, kw_only=True):
+    columns: Columns
+    rows: list[tuple[Any, ...]]
+    truncated: bool
+
+
+class Difference(msgspec.Struct):
+    change: str
+    key: list[Any]
+    entry: Any
+    before: Any
+    after: Any
+
+
+class StateDifferences(msgspec.Struct):
+    operator: str
+    state: str
+    before: int = msgspec.field(name="from")
+    after: int = msgspec.field(name="to")
+    keys: list[str]
+    added: int
+    changed: int
+    removed: int
+    rows: list[Difference]
+    truncated: bool
+
+
 _EPOCH: Final = INTEGER | {"minimum": 1, "maximum": EPOCH_MAX}
-_COLUMNS: Final = array(objekt(name=STRING, type=STRING))
 _STATE: Final = [
     path("operator", says="The uid of the operator"),
     path("state", says="The name of the state"),
@@ -59,16 +138,7 @@ DOCS: Final[Docs] = {
         "get": operation(
             "The operators and states of an epoch",
             parameters=[_AT],
-            answer=objekt(
-                epoch=INTEGER,
-                job=STRING,
-                states=array(
-                    objekt(
-                        operator=STRING, state=STRING, kind=STRING, scope=STRING,
-                        keys=array(STRING), columns=_COLUMNS, rows=INTEGER,
-                    )
-                ),
-            ),
+            answer=StateList,
             errors=_READ,
         )
     },
@@ -81,10 +151,7 @@ DOCS: Final[Docs] = {
                 _limit(100, SCAN_ROWS_MAX),
                 query("after", STRING | {"maxLength": 200}, "`after` of the previous page"),
             ],
-            answer=objekt(
-                operator=STRING, state=STRING, kind=STRING, epoch=INTEGER, columns=_COLUMNS,
-                rows=array(objekt()), after=nullable(STRING),
-            ),
+            answer=StatePage,
             errors=_READ,
         )
     },
@@ -97,11 +164,7 @@ DOCS: Final[Docs] = {
                      "Plain text, or a JSON array with a value per key column"),
                 _AT,
             ],
-            answer=objekt(
-                operator=STRING, state=STRING, kind=STRING, epoch=INTEGER, source=STRING,
-                key=array(ANYTHING), found=BOOLEAN, value=ANYTHING, type=nullable(STRING),
-                form={"enum": ["value", "result", "accumulator"]},
-            ),
+            answer=OneKey,
             errors=_READ,
         )
     },
@@ -109,22 +172,16 @@ DOCS: Final[Docs] = {
         "post": operation(
             "The values of many keys, all as of one epoch",
             parameters=_STATE,
-            body=body_schema(Lookup),
-            answer=objekt(
-                operator=STRING, state=STRING, kind=STRING, epoch=INTEGER, source=STRING,
-                type=nullable(STRING),
-                answers=array(objekt(key=array(ANYTHING), found=BOOLEAN, value=ANYTHING)),
-            ),
+            body=Lookup,
+            answer=ManyKeys,
             errors=_READ,
         )
     },
     "/api/sql": {
         "post": operation(
             "An SQL query over the states of an epoch; each is a table \"operator.state\"",
-            body=body_schema(Sql),
-            answer=objekt(
-                epoch=INTEGER, columns=_COLUMNS, rows=array(array(ANYTHING)), truncated=BOOLEAN
-            ),
+            body=Sql,
+            answer=SqlResult,
             errors=_READ,
         )
     },
@@ -137,10 +194,7 @@ DOCS: Final[Docs] = {
                 query("to", _EPOCH, required=True),
                 _limit(100, DIFF_ROWS_MAX, 0),
             ],
-            answer=objekt(
-                added=INTEGER, changed=INTEGER, removed=INTEGER, keys=array(STRING),
-                rows=array(objekt(change=STRING, key=array(ANYTHING))), truncated=BOOLEAN,
-            ),
+            answer=StateDifferences,
             errors=_READ,
         )
     },
