@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 KEYS_AT_ONCE: Final = 1000
 KEYS_BYTES: Final = 48 << 10
-"""Of one request, which may have 64 KiB in all."""
+"""Limit of one request, which may have 64 KiB in all."""
 
 _WHOLE: Final[Json] = {
     "map": dict,
@@ -86,7 +86,7 @@ class Client:
     def close(self) -> None:
         self._link.close()
 
-    # What there is
+    # Reading
 
     def job(self) -> Json:
         """The job: its name, how it goes, its newest epoch."""
@@ -105,7 +105,7 @@ class Client:
     # State
 
     def query(self, operator: str, state: str, key: Key, epoch: int | None = None) -> Answer:
-        """What a key has: as of the last committed epoch, or of another that is kept.
+        """Return the value of a key in the last committed epoch, or in another that is kept.
 
         `key` is the value, or a tuple for several key columns. Of aggregating state, the result;
         with `epoch`, and from a server without the run, the accumulator.
@@ -118,7 +118,7 @@ class Client:
     def query_many(
         self, operator: str, state: str, keys: Sequence[Key], epoch: int | None = None
     ) -> Answers:
-        """What many keys have, all as of one epoch and in one form: see `query`."""
+        """Return the values of many keys, all of one epoch and in one form: see `query`."""
         parts = _parts(keys)
         for _ in range(TRIES_MAX):
             found = self._ask_all(operator, state, parts, epoch)
@@ -195,7 +195,7 @@ class Client:
         )
         return table
 
-    # What changes the job
+    # Changing the job
 
     def savepoint(self, name: str | None = None) -> Json:
         """Write the newest committed epoch to a folder of its own; its url, epoch and size."""
@@ -209,7 +209,7 @@ class Client:
         """End the run after the epoch under way; with `savepoint`, a name, write one then."""
         return self._link.control("stop", {"savepoint": savepoint})
 
-    # How
+    # Requests
 
     def _ask(self, operator: str, state: str, keys: Sequence[Key], epoch: int | None) -> Json:
         from cairn.types.codec.json_values import loose_json

@@ -24,8 +24,8 @@ from cairn.plan.graph import (
     ProcessNode,
     common_type,
     port_schema,
-    united_schema,
-    united_time,
+    unite_schemas,
+    unite_times,
 )
 from cairn.types import SchemaLike, parse_schema
 
@@ -98,7 +98,7 @@ def connected(job: Job, streams: dict[str, Any], what: str = "connect") -> Conne
     for name, keyed in streams.items():
         if not isinstance(keyed, KeyedStream):
             raise PlanError(
-                f"connect: {name!r} is no keyed stream but {type(keyed).__name__}\n"
+                f"connect: {name!r} is not a keyed stream but {type(keyed).__name__}\n"
                 "  next: say with .key_by(...) which of its rows belong together"
             )
         if keyed._stream._job is not job:
@@ -110,7 +110,7 @@ def connected(job: Job, streams: dict[str, Any], what: str = "connect") -> Conne
     check_same_keys(
         {
             inlet.name: [
-                united_schema([port_schema(job._nodes, p) for p in inlet.ports]).field(key).type
+                unite_schemas([port_schema(job._nodes, p) for p in inlet.ports]).field(key).type
                 for key in inlet.keys
             ]
             for inlet in inlets
@@ -127,7 +127,7 @@ def joined(left: Stream, right: Stream, plan: JoinPlan, uid: str) -> ProcessStre
         raise PlanError("join of streams of two jobs\n  next: build both with one Job")
     times = []
     for name, stream in (("left", left), ("right", right)):
-        time = united_time(job._nodes, stream._ports)
+        time = unite_times(job._nodes, stream._ports)
         if time is None:
             raise PlanError(
                 f"join: the {name} stream has no event time\n"
@@ -147,7 +147,7 @@ def joined(left: Stream, right: Stream, plan: JoinPlan, uid: str) -> ProcessStre
 
 
 def named(declaration: Declaration | None) -> Declaration | None:
-    """Of an attribute it has the name already."""
+    """Return the declaration with a name; one of a class attribute has its own."""
     if declaration is None or declaration.name:
         return declaration
     named = copy.copy(declaration)

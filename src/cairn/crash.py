@@ -59,7 +59,7 @@ def _die() -> None:
 _passes: dict[str, int] = {}
 _die_by: Callable[[], None] = _die
 _told: Callable[[str], None] | None = None
-"""Who is told of each pass; set by `cairn.testing.crash` only."""
+"""Called at each pass; set by `cairn.testing.crash` only."""
 
 
 def crash_point(name: str) -> None:

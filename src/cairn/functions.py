@@ -62,7 +62,7 @@ class Timers(Protocol):
 
 
 class Context(Protocol):
-    """What a function is told about the row at hand and the epoch it belongs to."""
+    """Facts about the row at hand and the epoch it belongs to."""
 
     key: Any
     """The key: the column's value, or a named tuple where several columns make the key."""
@@ -76,7 +76,7 @@ class Context(Protocol):
     parallelism: int
     timers: Timers
     timer_kind: Literal["event", "processing"] | None
-    """Which kind of timer `on_timer` is called for; None in `process`."""
+    """The kind of timer that `on_timer` is called for; None in `process`."""
     metrics: Metrics
     """Counters, gauges and histograms of this function: `ctx.metrics.counter("hits").inc()`."""
     broadcast: Broadcast[Any, Any]
@@ -87,7 +87,7 @@ class Context(Protocol):
 
 
 class BatchContext(Protocol):
-    """What a BatchProcess is told about the rows at hand and the epoch they belong to."""
+    """Facts about the rows at hand and the epoch they belong to."""
 
     keys: pa.Array
     """The key of each row: the column, or a struct array where several columns make the key."""
@@ -95,7 +95,7 @@ class BatchContext(Protocol):
     """The event time of each row in microseconds, where one is declared."""
     watermark_ms: int | None
     late_ms: int | None
-    """What is older than this came too late."""
+    """Rows with an earlier event time are late."""
     now_ms: int
     epoch: int
     subtask: int
@@ -110,7 +110,7 @@ class BatchContext(Protocol):
 
 
 class Function:
-    """What all functions share: declared state, and a life in the slots.
+    """Base of all functions: declared state, and a life in the slots.
 
     An object is sent to the slots by value and lives there between epochs; what
     must survive a crash belongs into state, not into other attributes.
@@ -161,6 +161,10 @@ class Hooks:
     result_delay_ms: int = 0
     """Upper bound of the output's delay behind the input's watermark. Operators that read the
     output have a watermark that is this far behind too."""
+    ignores_time: ClassVar[bool] = False
+    """The function gets all rows as they come, also late ones and those without a time."""
+    called: ClassVar[str] = "process"
+    """The method that is called for a row, as errors name it."""
     reads_row_times: ClassVar[bool] = False
     """`ctx.row_times_us` iterates over the event times of the rows, in microseconds."""
 
@@ -204,7 +208,7 @@ class KeyedProcess(Function, Generic[Row]):
     def process_broadcast(self, row: Any, ctx: Context) -> Any:
         """Each row of a broadcast, before the other rows of the epoch, the same in all subtasks.
 
-        `ctx.broadcast` may be written here, and only here; there is no key at hand.
+        `ctx.broadcast` may be written here, and only here; no key is at hand.
         """
 
 
@@ -266,7 +270,7 @@ class PartialProcess(BatchProcess):
     """Number of partials that aggregating before the shuffle would leave of the epoch's rows."""
 
     def row_count(self, rows: pa.StructArray) -> int:
-        """How many rows of the stream these stand for."""
+        """Return the number of rows of the stream that these stand for."""
         raise NotImplementedError
 
     def late_rows(self, rows: pa.StructArray) -> pa.RecordBatch | None:

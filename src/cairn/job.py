@@ -14,6 +14,7 @@ from cairn.driver.serving import Serve, as_serve
 from cairn.errors import PlanError
 from cairn.plan.check import check_event_time, check_name, check_uid, check_watermark
 from cairn.plan.graph import Graph, Node, Port, SourceNode, build_graph
+from cairn.protocol.letters import OnError
 from cairn.stream import KeyedStream, Stream
 from cairn.types.durations import Duration, duration_ms, span_text
 
@@ -62,7 +63,8 @@ class Job:
         check_uid(name, self._nodes)
         if not getattr(dataframe, "isStreaming", False):
             raise PlanError(
-                f"source {name!r} is no streaming DataFrame\n  next: read it with spark.readStream"
+                f"source {name!r} is not a streaming DataFrame\n"
+                "  next: read it with spark.readStream"
             )
         for other in self._sources():
             if other.dataframe.sparkSession is not dataframe.sparkSession:
@@ -101,10 +103,14 @@ class Job:
         except PlanError as error:  # A job that is being written is not whole yet.
             return graph_html(title, None, columns, str(error))
 
-    def graph(self) -> Graph:
-        """The job as it stands, checked and cut into levels."""
+    def graph(self, on_error: OnError = "fail") -> Graph:
+        """The job as it stands, checked and cut into levels; `on_error` as for `start`."""
         return build_graph(
-            self.name, self.max_parallelism, dict(self._nodes), chaining=self.chaining
+            self.name,
+            self.max_parallelism,
+            dict(self._nodes),
+            chaining=self.chaining,
+            rows_in_slots=on_error == "dead-letter",
         )
 
     def explain(self, format: Literal["text", "svg", "json"] = "text") -> str:
@@ -145,7 +151,7 @@ class Job:
         on_stop: Literal["retain", "delete"] = "retain",
         spark_checkpoint: str | None = None,
         drain: bool = False,
-        on_error: Literal["fail", "dead-letter"] = "fail",
+        on_error: OnError = "fail",
         guarantee: Guarantee = "exactly-once",
         checkpoint_every: int = 1,
         commit_timeout: Duration | None = None,
@@ -185,7 +191,7 @@ class Job:
         from cairn.run import Run
 
         return Run.start(
-            self.graph(),
+            self.graph(on_error),
             Options(
                 checkpoint=str(checkpoint),
                 parallelism=parallelism,

@@ -41,7 +41,7 @@ _OURS: Final = frozenset({"time", "level", "message", "logger", "error", "stack"
 
 @contextlib.contextmanager
 def scope(**fields: Any) -> Iterator[None]:
-    """What is logged inside, on this thread, carries these fields."""
+    """Add these fields to what is logged inside, on this thread."""
     token = _scope.set({**_scope.get(), **fields})
     try:
         yield
@@ -120,7 +120,7 @@ def configure_from_environment() -> bool:
 
 
 def current_format() -> Format:
-    """What slots are to write their logs in."""
+    """Return the format in which slots write their logs."""
     for handler in logger.handlers:
         if isinstance(handler, _Handler):
             return "json" if isinstance(handler.formatter, JsonFormatter) else "text"
@@ -190,11 +190,11 @@ def _where(record: logging.LogRecord) -> Iterator[str]:
     if job is not None:
         yield str(job)
     if operator is not None:
-        # Of the driver's records the message says which epoch.
+        # The message of a driver's record has the epoch.
         if epoch is not None:
             yield f"epoch {epoch}"
         yield str(operator) if subtask is None else f"{operator}[{subtask}]"
 
 
-# Once per process, whoever imports this first: the logger's records carry the fields.
+# Once per process, at the first import: the logger's records carry the fields.
 logger.addFilter(ScopeFilter())

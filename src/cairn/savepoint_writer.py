@@ -76,7 +76,7 @@ class SavepointWriter:
         return cls(empty_draft(job, max_parallelism), None)
 
     def max_parallelism(self, groups: int) -> SavepointWriter:
-        """Another number of key groups: all state of keys, timers too, is laid out anew."""
+        """Another number of key groups: all state of keys, timers too, is laid out again."""
         _check_group_count(groups)
         self._draft.regroup(groups)
         return self
@@ -92,7 +92,7 @@ class SavepointWriter:
         """An operator that the savepoint does not have yet, or other states of one it has.
 
         `keys` are columns with types, such as "account long"; of an operator that is there they
-        may be left out, and other ones re-key it: then all of its state must be put anew.
+        may be left out, and other ones re-key it: then all of its state must be put again.
         Without keys it has lists of subtasks (`state.OperatorList`). States are given by name,
         or taken from a function. A state that is there and is declared alike keeps its rows.
         """

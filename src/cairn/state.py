@@ -26,7 +26,7 @@ turned on, changed and turned off between runs; values that had none count from 
     seen = state.Map("string", "long", ttl=state.TTL("1 day", clock="event", refresh="read-write"))
 
 Beside the state of keys there is state of two other scopes. Each subtask of a `Process` has
-its own `OperatorList`, which is handed out anew when the parallelism changes; `Broadcast` is a
+its own `OperatorList`, which is redistributed when the parallelism changes; `Broadcast` is a
 map that is the same in every subtask, written in `process_broadcast` and read everywhere.
 Both are in memory with every backend, and do not expire.
 
@@ -64,7 +64,7 @@ Migrate = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class TTL:
-    """How long a value lives, by which clock, and what makes it live on."""
+    """The lifetime of a value, its clock, and which accesses renew it."""
 
     duration: Duration
     clock: Literal["processing", "event"] = "processing"
@@ -88,7 +88,7 @@ class TTL:
 
     @staticmethod
     def of(ttl: TTLLike) -> TTL | None:
-        """What was declared, or a `text`."""
+        """Return the TTL of a declaration, or of a `text`."""
         if ttl is None or isinstance(ttl, TTL):
             return ttl
         if isinstance(ttl, str) and ttl.count(", ") == 2:
@@ -102,11 +102,11 @@ TTLLike = Duration | TTL | None
 
 
 class Declaration(Stateful):
-    """What all kinds share: a type, and a name given by the class that declares it."""
+    """Base of all kinds: a type, and a name given by the class that declares it."""
 
     kind: str = ""
     layout: Literal["value", "list", "map"] = "value"
-    """How it is stored."""
+    """The form in which it is stored."""
 
     def __init__(
         self, declared: TypeLike, *, migrate: Migrate | None = None, ttl: TTLLike = None
@@ -330,7 +330,7 @@ class Map(_Mapping[K, V]):
     def between(self, low: Any, high: Any) -> tuple[Any, Any, Any]:
         """In a BatchProcess: (key, entry, value) wherever low < entry <= high, of any key here.
 
-        None is no bound. Ordered by entry, then by key.
+        None means no bound. Ordered by entry, then by key.
         """
         raise _not_by_batch(self)
 
@@ -405,7 +405,7 @@ class Aggregating(Declaration, Generic[V, Out]):
         ]
         if missing:
             raise PlanError(
-                f"{type(aggregate).__name__} is no aggregate: it has no {', '.join(missing)}\n"
+                f"{type(aggregate).__name__} is not an aggregate: it has no {', '.join(missing)}\n"
                 "  next: give it create(), add(acc, value), merge(a, b) and result(acc)"
             )
         self.aggregate = aggregate
@@ -426,16 +426,16 @@ class Aggregating(Declaration, Generic[V, Out]):
 
 
 PLACE: Final = "struct<at:bigint,copy:bigint>"
-"""What an item of an operator list is stored under: where it stands in the list of its subtask,
+"""The key of an item of an operator list: where it stands in the list of its subtask,
 and, of an item that every subtask was handed, its number; otherwise -1. Copies count once."""
 
 
 class OperatorList(Declaration, Generic[T]):
     """A list per subtask, of a `Process`. Appending costs what is appended.
 
-    When the parallelism changes the lists are joined, in the order of the subtasks, and handed
-    out anew: "split" gives each subtask an even share, in order, "union" gives all items to all.
-    Copies of an item that "union" has handed out are one item the next time, as long as
+    When the parallelism changes the lists are joined, in the order of the subtasks, and
+    redistributed: "split" gives each subtask an even share, in order, "union" gives all items
+    to all. Copies of an item that "union" has handed out are one item the next time, as long as
     they are left in the list; `set` leaves those that are equal to what it sets.
     """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import pyarrow as pa
 
@@ -13,6 +13,7 @@ from cairn.errors import PlanError
 from cairn.functions import ERRORS, LATE, BatchProcess, KeyedProcess, Process
 from cairn.operators.deduplicate import DUPLICATES, Distinct, DistinctWithin
 from cairn.operators.joins import join_plan
+from cairn.operators.rows import RowKind
 from cairn.operators.window_functions import (
     WindowApply,
     WindowFunction,
@@ -42,12 +43,15 @@ from cairn.plan.graph import (
     TimeNode,
     TransformNode,
     bare_ports,
+    kept_time,
     port_schema,
     root_ports,
-    united_schema,
-    united_time,
+    unite_schemas,
+    unite_times,
 )
+from cairn.plan.key_columns import KeyColumns, has_expressions
 from cairn.plan.loops import check_feedback
+from cairn.plan.rows import add_rows_nodes, take_errors
 from cairn.protocol.letters import SCHEMA as LETTERS
 from cairn.sinks.base import Sink
 from cairn.state import Declaration
@@ -57,7 +61,7 @@ from cairn.user_code import check_arguments
 from cairn.windows import Global, WindowSpec
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
     from cairn.job import Job
 
@@ -72,22 +76,59 @@ class Stream:
 
     def transform(self, function: Callable[[DataFrame], DataFrame]) -> Stream:
         """All of Spark SQL, on the rows of one epoch (so a `groupBy` in it is per epoch)."""
-        from cairn.plan.dataframe import transformed_schema
+        from cairn.plan.dataframe import plan_schema
 
         job = self._job
-        schema = transformed_schema(job._spark(), self.schema, function)
-        time = united_time(job._nodes, self._ports)
-        column = None if time is None else time.column
-        # Of another type it may be of another unit: then it has to be declared anew.
-        kept = column in schema.names and (
-            schema.field(column).type == self.schema.field(column).type
-            or pa.types.is_timestamp(schema.field(column).type)
-        )
+        schema = plan_schema(job._spark(), self.schema, function)
         name = f"transform:{len(job._nodes)}"
-        job._nodes[name] = TransformNode(
-            name, self._ports, function, schema, column if kept else None
-        )
+        column = kept_time(job._nodes, self._ports, schema)
+        job._nodes[name] = TransformNode(name, self._ports, function, schema, column)
         return Stream(job, (Port(name),), schema)
+
+    def map(
+        self,
+        function: Callable[[Any], Any],
+        *,
+        schema: SchemaLike | None = None,
+        uid: str | None = None,
+    ) -> RowsStream:
+        """Replace each row by the row that a Python function returns for it.
+
+        It returns a tuple, a dict or a row object that fits `schema`; None: the columns of this
+        stream. The function runs where the rows are, without a shuffle: in the process of the
+        operator that emits them, or in the Spark stage that reads them. It has no state, so
+        `uid` is only the name that errors and `explain` show.
+        """
+        return self._call_rows("map", function, schema, uid)
+
+    def flat_map(
+        self,
+        function: Callable[[Any], Any],
+        *,
+        schema: SchemaLike | None = None,
+        uid: str | None = None,
+    ) -> RowsStream:
+        """Replace each row by the rows that a Python function returns or yields: any number.
+
+        Otherwise like `map`.
+        """
+        return self._call_rows("flat_map", function, schema, uid)
+
+    def filter(self, function: Callable[[Any], Any], *, uid: str | None = None) -> RowsStream:
+        """Keep the rows for which a Python function returns something true. See `map`."""
+        return self._call_rows("filter", function, None, uid)
+
+    def _call_rows(
+        self,
+        kind: RowKind,
+        function: Callable[[Any], Any],
+        schema: SchemaLike | None,
+        uid: str | None,
+    ) -> RowsStream:
+        out = self.schema if schema is None else parse_schema(schema)
+        nodes, schemas = self._job._nodes, (self.schema, out)
+        ports = add_rows_nodes(nodes, self._ports, schemas, kind, function, uid)
+        return RowsStream(self._job, ports, out)
 
     def event_time(
         self,
@@ -127,7 +168,7 @@ class Stream:
             raise PlanError(
                 "union of a stream with itself would double its rows\n  next: name each stream once"
             )
-        return Stream(self._job, ports, united_schema([s.schema for s in (self, *others)]))
+        return Stream(self._job, ports, unite_schemas([s.schema for s in (self, *others)]))
 
     def iterate(
         self,
@@ -141,7 +182,7 @@ class Stream:
         `loop` has the rows of this stream and, an epoch later, those of `feedback`, which has
         the same columns; an operator gets what was sent back before all other rows. What is on
         its way back is written with each epoch, and epochs are run for it also when the sources
-        are silent. With `max_rounds_per_epoch` it enters the same epoch up to so many times; what
+        are silent. With `max_rounds_per_epoch` it enters the same epoch up to that many times; what
         the last round sends back enters the next one. Rounds belong to the epoch: the largest
         number of the job's loops counts for all of them, and every operator of the job sees each
         round as it sees an epoch, under the same number.
@@ -149,7 +190,7 @@ class Stream:
         job = self._job
         check_uid(uid, job._nodes)
         check_rounds(uid, max_rounds_per_epoch)
-        # What is sent back may be null where the input never is.
+        # Rows sent back may be null where the input never is.
         schema = pa.schema([field.with_nullable(True) for field in self.schema])
         loop = LoopNode(uid, self._ports, schema, (), max_rounds_per_epoch)
         before = dict(job._nodes)
@@ -173,10 +214,19 @@ class Stream:
         job._nodes[uid] = replace(loop, feedback=feedback._ports)
         return output
 
-    def key_by(self, *columns: str) -> KeyedStream:
-        """Partition by one or several columns; rows with equal values share state."""
-        check_keys(columns, self.schema)
-        return KeyedStream(self, columns)
+    def key_by(self, *columns: str | Column) -> KeyedStream:
+        """Partition by one or several columns; rows with equal values share state.
+
+        A Spark expression needs an alias: `key_by(F.lower("email").alias("email_key"))`. It is
+        added to the rows as a column of that name, and so the key is called everywhere.
+        """
+        if has_expressions(columns):
+            added = KeyColumns(self._job._spark(), self.schema, columns)
+            stream = self if added.is_empty else self.transform(added)
+            return stream.key_by(*added.names)
+        names = cast("tuple[str, ...]", columns)
+        check_keys(names, self.schema)
+        return KeyedStream(self, names)
 
     def process(
         self, function: Process[Any], *, schema: SchemaLike, uid: str = NO_UID
@@ -221,14 +271,14 @@ class Stream:
     def deduplicate(
         self, *, on: str | Sequence[str], within: Duration | None = None, uid: str = NO_UID
     ) -> ProcessStream:
-        """The first row of each key; with `within`, again when so much time has gone by.
+        """The first row of each key; with `within`, again after that time.
 
         Time is event time where there is one, else the epoch's clock: of rows that pass, no two
         of a key are less than `within` apart. Null is a key like others. Rows that do not pass
         go to `.side("duplicates")`.
         """
         columns = (on,) if isinstance(on, str) else tuple(on)
-        is_timed = united_time(self._job._nodes, self._ports) is not None
+        is_timed = unite_times(self._job._nodes, self._ports) is not None
         function: BatchProcess = Distinct()
         if within is not None:
             within_ms = duration_ms(within, "within of deduplicate", positive=True)
@@ -240,7 +290,7 @@ class Stream:
         """Write the stream out; an epoch's rows become visible when it is committed."""
         check_uid(uid, self._job._nodes)
         if not isinstance(sink, Sink):
-            raise PlanError(f"sink {uid!r} is no cairn.sinks.Sink but {type(sink).__name__}")
+            raise PlanError(f"sink {uid!r} is not a cairn.sinks.Sink but {type(sink).__name__}")
         self._job._nodes[uid] = SinkNode(uid, self._ports, sink)
 
     def __repr__(self) -> str:
@@ -263,20 +313,24 @@ class KeyedStream:
     def __repr__(self) -> str:
         return f"<{self._stream!r} by {', '.join(self._columns)}>"
 
+    def filter(self, function: Callable[[Any], Any], *, uid: str | None = None) -> KeyedStream:
+        """Keep the rows for which a Python function returns something true, by the same key."""
+        return KeyedStream(self._stream.filter(function, uid=uid), self._columns)
+
     def process(
         self, function: KeyedProcess[Any], *, schema: SchemaLike, uid: str = NO_UID
     ) -> ProcessStream:
         """Run a function over every row of every key. `uid` names its state, for good."""
-        return self._connected().process(function, schema=schema, uid=uid)
+        return self._connect().process(function, schema=schema, uid=uid)
 
     def broadcast(self, rows: Stream, declaration: Declaration | None = None) -> ConnectedStreams:
         """Let a function see each of these rows in every subtask: rules, settings, small tables.
 
         `events.key_by("k").broadcast(rules, state.Broadcast("string", "long")).process(...)`
         """
-        return self._connected().broadcast(rows, declaration)
+        return self._connect().broadcast(rows, declaration)
 
-    def _connected(self) -> ConnectedStreams:
+    def _connect(self) -> ConnectedStreams:
         inlet = Inlet(self._stream._ports, self._columns)
         return ConnectedStreams(self._stream._job, (inlet,))
 
@@ -310,11 +364,11 @@ class KeyedStream:
         """
         if not isinstance(spec, WindowSpec):
             raise PlanError(
-                f"window: {spec!r} is no description of windows\n"
+                f"window: {spec!r} is not a description of windows\n"
                 "  next: take windows.tumbling, sliding, session or global_"
             )
         stream = self._stream
-        is_timed = united_time(stream._job._nodes, stream._ports) is not None
+        is_timed = unite_times(stream._job._nodes, stream._ports) is not None
         if spec.time == "event" and not isinstance(spec, Global) and not is_timed:
             raise PlanError(
                 "windows by event time need one, and the stream has none\n"
@@ -397,8 +451,25 @@ class WindowedStream:
         return aggregated(keyed._stream, keyed._columns, uid, aggregates, self.plan)
 
 
+class RowsStream(Stream):
+    """The rows that `.map`, `.filter` or `.flat_map` emit."""
+
+    def side(self, tag: Literal["errors"]) -> Stream:
+        """The rows that the function failed on, with `on_error="dead-letter"`.
+
+        Columns are those of `cairn.protocol.letters.SCHEMA`. A function with this output runs
+        in the slots, behind a shuffle if its rows come from a source.
+        """
+        if tag != ERRORS:
+            raise PlanError(
+                f"{self!r} has no side output {tag!r}\n  expected: {ERRORS!r}; a Process has "
+                "further ones"
+            )
+        return Stream(self._job, take_errors(self._job._nodes, self._ports), LETTERS)
+
+
 class ProcessStream(Stream):
-    """What a function emits; its side outputs hang off it."""
+    """The rows that a function emits, with its side outputs."""
 
     def side(self, tag: str, schema: SchemaLike | None = None) -> Stream:
         """The rows emitted with `ctx.output(tag, row)`.
@@ -441,14 +512,14 @@ class ProcessStream(Stream):
     ) -> pa.Schema | None:
         """None: the operator has no event time, and "late" is a tag like any other."""
         nodes = self._job._nodes
-        if any(united_time(nodes, each.ports) is None for each in node.row_inlets):
+        if any(unite_times(nodes, each.ports) is None for each in node.row_inlets):
             if schema is None:
                 raise PlanError(
                     f"operator {node.uid!r} has no event time, so nothing is late\n"
                     "  next: declare it, with job.source(..., event_time=, watermark=)"
                 )
             return None
-        rows = united_schema([port_schema(nodes, port) for port in inlet.ports])
+        rows = unite_schemas([port_schema(nodes, port) for port in inlet.ports])
         if schema is not None and parse_schema(schema) != rows:
             raise PlanError(
                 f"side output {inlet.late_tag!r} of {node.uid!r} has the rows as they came in\n"
@@ -483,7 +554,7 @@ def aggregated(
 
 
 class AggregateStream(ProcessStream):
-    """What an aggregation emits. Of windows by event time, the late rows hang off it."""
+    """The rows that an aggregation emits; windows by event time also have late rows."""
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ _INSTALLED: Final = tuple(
 )  # fmt: skip
 
 
-def raised_at(error: BaseException, called: Any = None) -> str | None:
+def find_raise(error: BaseException, called: Any = None) -> str | None:
     """The last place in the user's code that an error came through: "file:line in name".
 
     `called` is what cairn has called. Where no line of its own was reached (its arguments do not
@@ -48,7 +48,7 @@ def raised_at(error: BaseException, called: Any = None) -> str | None:
     if not found and code is not None:
         found = [frame for frame in frames if frame.filename == code.co_filename]
     if not found:
-        return defined_at(called)
+        return find_definition(called)
     return f"{found[-1].filename}:{found[-1].lineno} in {found[-1].name}"
 
 
@@ -61,7 +61,7 @@ def users_frames(error: BaseException) -> traceback.StackSummary:
     return traceback.StackSummary.from_list(frames[start:])
 
 
-def defined_at(called: Any) -> str | None:
+def find_definition(called: Any) -> str | None:
     """Return the place where a function or method of the user's is defined."""
     code = _code_of(called)
     if code is None:
@@ -81,7 +81,7 @@ def check_arguments(called: Any, what: str, *expected: str) -> None:
     try:
         signature.bind(*expected)
     except TypeError:
-        at = defined_at(called)
+        at = find_definition(called)
         raise PlanError(
             f"{what}{signature} is called with {len(expected)} arguments"
             + ("" if at is None else f"\n  at: {at}")

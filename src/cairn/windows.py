@@ -194,7 +194,7 @@ def global_(*, time: TimeKind = "event") -> Global:
 
 @lru_cache(maxsize=4096)
 def _local_us(timezone: str, day: int, offset_ms: int) -> int:
-    """When a day since 1970, moved by the offset, begins by the clocks of a place.
+    """Return when a day since 1970, moved by the offset, begins by the clocks of a place.
 
     Where clocks show that time twice, it is the first; where they skip it, as if they did not.
     """

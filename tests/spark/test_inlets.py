@@ -154,7 +154,7 @@ def test_what_cannot_be_connected_is_refused_at_once(spark, make_input):
     other = job.source("more", rows.stream(spark))
     for streams, says in [
         ({"a": stream.key_by("k")}, "two streams or more"),
-        ({"a": stream.key_by("k"), "b": other}, "no keyed stream"),
+        ({"a": stream.key_by("k"), "b": other}, "is not a keyed stream"),
         ({"a": stream.key_by("k"), "b": other.key_by("s")}, "never meet"),
         ({"a": stream.key_by("k"), "b": other.key_by("k", "s")}, "different numbers"),
         ({"a": stream.key_by("k"), "timer": other.key_by("k")}, "cannot be called"),

@@ -58,7 +58,7 @@ def test_wrong_job_is_refused_before_spark_runs_anything(spark, rows):
     source = job.source("rows", rows.stream(spark))
     with pytest.raises(PlanError, match="'rows' is used twice"):
         job.source("rows", rows.stream(spark))
-    with pytest.raises(PlanError, match="no streaming DataFrame"):
+    with pytest.raises(PlanError, match="is not a streaming DataFrame"):
         job.source("batch", batch)
     with pytest.raises(PlanError, match="two Spark sessions"):
         job.source("other", rows.stream(spark.newSession()))

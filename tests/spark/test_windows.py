@@ -279,7 +279,7 @@ class Passing(KeyedProcess):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda keyed: keyed.window("1 hour"), "is no description of windows"),
+        (lambda keyed: keyed.window("1 hour"), "is not a description of windows"),
         (lambda keyed: keyed.window(windows.global_()).reduce("v", uid="w"), "needs a function"),
         (
             lambda keyed: keyed.window(windows.global_()).process(Passing(), schema=ROWS, uid="w"),

@@ -46,6 +46,7 @@ LEAVES = {
 SERVERS = {"starlette", "uvicorn", "duckdb", "prometheus_client"}
 TOUCHES_SPARK = {"plan.dataframe", "driver.spark_driver", "worker.daemon"}
 TOUCHES_SPARK_WHEN_CALLED = {
+    "plan.key_columns",
     "plan.sources",
     "worker.forward",
     "session",

@@ -7,7 +7,7 @@ import json
 import pytest
 
 import cairn
-from cairn.user_code import is_users, raised_at
+from cairn.user_code import find_raise, is_users
 
 SPARK = "/opt/spark/python"
 
@@ -38,5 +38,5 @@ def test_other_files_are_the_users(file: str) -> None:
 def test_an_error_from_a_library_is_placed_at_the_users_line() -> None:
     with pytest.raises(ValueError) as raised:
         json.loads("{")
-    at = raised_at(raised.value)
+    at = find_raise(raised.value)
     assert at is not None and at.startswith(__file__)

@@ -27,7 +27,7 @@ from cairn.errors import PlanError
 from cairn.functions import Function, hooks_of
 from cairn.logs import logger
 from cairn.plan.check import check_function, check_same_broadcast, check_ttl
-from cairn.plan.deploy import pickled_function
+from cairn.plan.deploy import pickle_function
 from cairn.plan.graph import Graph, ProcessNode
 from cairn.protocol.scoped_state import states_by_scope
 
@@ -106,7 +106,7 @@ class Changes:
         check_same_broadcast(function, uid, self._coordinator.operators[uid].broadcast)
         event_time = self._coordinator.operators[uid].event_time
         check_ttl(function, uid, has_event_time=event_time is not None)
-        pickled = pickled_function(uid, function)
+        pickled = pickle_function(uid, function)
         self._check_state(uid, pickled, allow_dropped_state)
 
         def ask(change: _Change) -> None:

@@ -24,8 +24,8 @@ from cairn.plan.graph import (
     PartialNode,
     Port,
     port_schema,
-    united_schema,
-    united_time,
+    unite_schemas,
+    unite_times,
 )
 from cairn.plan.sql import quoted, time_sql
 from cairn.windows import Session, Sliding, Tumbling
@@ -45,15 +45,15 @@ def aggregation(
 
     `carries_rows`: late rows are wanted, whole.
     """
-    schema = united_schema([port_schema(nodes, port) for port in ports])
+    schema = unite_schemas([port_schema(nodes, port) for port in ports])
     order = _order(nodes, ports, schema)
     taken = [*keys] if plan is None else [*keys, *WINDOW_COLUMNS]
     calls = parse_calls(asked, taken)
-    found = [_typed(spark, schema, call, is_timed=order is not None) for call in calls]
+    found = [_find_types(spark, schema, call, is_timed=order is not None) for call in calls]
     checks_overflow = spark.conf.get("spark.sql.ansi.enabled") == "true"
     if plan is None:
-        return _running(schema, keys, found, order, checks_overflow=checks_overflow)
-    return _windowed(
+        return _aggregate_all(schema, keys, found, order, checks_overflow=checks_overflow)
+    return _aggregate_windows(
         schema, keys, found, order, plan, carries_rows=carries_rows, checks_overflow=checks_overflow
     )
 
@@ -66,20 +66,20 @@ def partial_node(name: str, ports: tuple[Port, ...], uid: str, partials: Partial
 
 def _order(nodes: dict[str, Node], ports: Sequence[Port], schema: pa.Schema) -> str | None:
     """SQL of the event time in microseconds, where the streams have one."""
-    time = united_time(nodes, ports)
+    time = unite_times(nodes, ports)
     if time is None:
         return None
     sql = time_sql(quoted(time.column), schema.field(time.column).type)
     return f"({sql} + ({time.shift_us}))" if time.shift_us else sql
 
 
-def _typed(spark: Any, schema: pa.Schema, call: Call, *, is_timed: bool) -> Aggregate:
-    from cairn.plan.dataframe import transformed_schema
+def _find_types(spark: Any, schema: pa.Schema, call: Call, *, is_timed: bool) -> Aggregate:
+    from cairn.plan.dataframe import plan_schema
 
     argument = "1" if call.argument is None else call.argument
     try:
-        given = transformed_schema(spark, schema, lambda df: df.selectExpr(f"({argument}) AS x"))
-        result = transformed_schema(spark, schema, lambda df: df.selectExpr(f"{call.sql} AS x"))
+        given = plan_schema(spark, schema, lambda df: df.selectExpr(f"({argument}) AS x"))
+        result = plan_schema(spark, schema, lambda df: df.selectExpr(f"{call.sql} AS x"))
     except PlanError as error:
         raise PlanError(
             f"aggregate {call.name!r}, {call.sql}: {error}", column=call.name
@@ -87,7 +87,7 @@ def _typed(spark: Any, schema: pa.Schema, call: Call, *, is_timed: bool) -> Aggr
     return make_aggregate(call, given.field("x").type, result.field("x").type, is_timed=is_timed)
 
 
-def _running(
+def _aggregate_all(
     schema: pa.Schema,
     keys: Sequence[str],
     aggregates: Sequence[Aggregate],
@@ -100,7 +100,7 @@ def _running(
     return RunningAggregate(Accumulators(aggregates), partials.layout, result), partials
 
 
-def _windowed(
+def _aggregate_windows(
     schema: pa.Schema,
     keys: Sequence[str],
     aggregates: Sequence[Aggregate],

@@ -99,7 +99,7 @@ def check_watermark(
     event_time: str | None,
     where: str,
 ) -> Watermark | None:
-    """What was declared, in milliseconds."""
+    """Return a declared watermark in milliseconds."""
     idle_ms = None if idle_after is None else duration_ms(idle_after, f"idle_after of {where}")
     if watermark is None:
         return None
@@ -121,7 +121,7 @@ def check_rounds(uid: str, rounds: Any) -> None:
 
 
 def check_body(uid: str, result: Any, stream: type[S]) -> tuple[S, S]:
-    """What the body of a loop must return."""
+    """Return the two streams that the body of a loop returned; refuse anything else."""
     if isinstance(result, tuple) and len(result) == 2:
         feedback, output = result
         if isinstance(feedback, stream) and isinstance(output, stream):
@@ -164,8 +164,9 @@ def check_function(function: Any, uid: str, kind: type[Function] | None = None) 
     if known is None:
         expected = (kind or KeyedProcess).__name__
         raise PlanError(
-            f"operator {uid!r}: {found} is no {expected}\n  next: subclass cairn.{expected}, with "
-            f"the code in its process(...), and give an object of that class"
+            f"operator {uid!r}: {found} is not a {expected}\n"
+            f"  next: subclass cairn.{expected}, with the code in its process(...), and give an "
+            "object of that class"
         )
     if kind is not None and known is not kind:
         raise PlanError(
@@ -217,7 +218,7 @@ def _check_methods(function: Function, uid: str, kind: type[Function]) -> None:
 
 
 OWN_METHODS = frozenset(name for name in dir(KeyedProcess) if name.startswith("on_"))
-"""Of functions themselves: no input can be called so."""
+"""Methods of functions themselves: no input may have such a name."""
 
 
 _NO_BROADCAST = (KeyedProcess.process_broadcast, Process.process_broadcast)
@@ -298,7 +299,7 @@ def check_same_keys(types: Mapping[str, Sequence[pa.DataType]], what: str = "con
 def check_broadcast(declaration: Any) -> None:
     if declaration is not None and not isinstance(declaration, Broadcast):
         raise PlanError(
-            f"broadcast: {declaration!r} is no declaration of broadcast state\n"
+            f"broadcast: {declaration!r} is not a declaration of broadcast state\n"
             '  next: declare it, for example state.Broadcast("string", "string")'
         )
 

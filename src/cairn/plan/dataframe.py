@@ -37,21 +37,23 @@ from pyspark.sql.pandas.functions import pandas_udf
 from pyspark.util import PythonEvalType
 
 from cairn.errors import PlanError
-from cairn.plan.deploy import direct_inputs, lanes_out, taps
+from cairn.plan.deploy import direct_inputs, lanes_out, pickle_function, taps
 from cairn.plan.graph import (
     Edge,
     Graph,
     Level,
     PartialNode,
     Port,
+    RowsNode,
     SourceNode,
     TransformNode,
 )
 from cairn.plan.sql import input_columns, is_sorted, lane_values, lanes_in, quoted, time_sql
 from cairn.protocol.spec import ACK_LANE, envelope_schema, lane_name
 from cairn.types import parse_schema, schema_ddl
-from cairn.user_code import raised_at
+from cairn.user_code import find_raise
 from cairn.worker.forward import Forward
+from cairn.worker.rows import RowStep, RowSteps
 
 OBSERVED = "cairn"
 TURN = "turn"
@@ -61,7 +63,7 @@ def dataframe_schema(df: DataFrame) -> pa.Schema:
     return parse_schema(df.schema)
 
 
-def transformed_schema(
+def plan_schema(
     spark: SparkSession, schema: pa.Schema, function: Callable[[DataFrame], DataFrame]
 ) -> pa.Schema:
     """The schema a transform gives, found by planning it on no rows."""
@@ -69,7 +71,7 @@ def transformed_schema(
         result = function(spark.createDataFrame([], schema_ddl(schema)))
     except Exception as error:
         # After a semicolon Spark goes on with its plan of it.
-        why, at = str(error).partition(";\n")[0], raised_at(error, function)
+        why, at = str(error).partition(";\n")[0], find_raise(error, function)
         raise PlanError(
             f"transform cannot be planned: {why}\n  input: {schema_ddl(schema)}"
             + ("" if at is None else f"\n  at: {at}"),
@@ -100,7 +102,7 @@ def streaming_input(graph: Graph) -> DataFrame:
 def no_input(graph: Graph, session: SparkSession) -> DataFrame:
     """The rows of an epoch without a batch: none, with the columns of the sources."""
     schema = streaming_input(graph)._jdf.schema()
-    # Not by createDataFrame of Python's: that would run a job of its own.
+    # Python's createDataFrame would run a job of its own.
     none = session._jvm.java.util.ArrayList()
     return DataFrame(session._jsparkSession.createDataFrame(none, schema), session)
 
@@ -137,10 +139,12 @@ class Planner:
         """Operators that Spark aggregates ahead for, in the epoch at hand."""
         self._observes = True
         self._observations: dict[str, list[str]] = {}
-        """Of the epoch planned last: the origins whose times each of them tells."""
+        """For the epoch planned last: the origins whose times each observation holds."""
         self._parsed: dict[str, Column] = {}
         self._columns: list[list[str]] = []
         self._functions: list[Any] = []
+        self._row_functions: dict[str, Any] = {}
+        """Columns that call functions over rows, by the name of the last node; made once."""
         for level, forward in zip(graph.levels, forwards, strict=True):
             columns = [*input_columns(level), "pin"]
             udf = pandas_udf(
@@ -161,7 +165,7 @@ class Planner:
         self._pin_side = pin.hint("shuffle_hash")
 
     def repin(self, spark: SparkSession) -> None:
-        """Lay the pin table out anew, over the executors that are there now."""
+        """Lay the pin table out again, over the executors that are there now."""
         self.pin.unpersist(blocking=True)
         self._use_pin(lay_pin(spark, self.parallelism))
 
@@ -212,13 +216,13 @@ class Planner:
         found = []
         for index, source in enumerate(self.graph.sources):
             alone = len(self.graph.sources) == 1
-            for origin, column in self._declared(Port(source.name)):
+            for origin, column in self._find_origins(Port(source.name)):
                 type_ = source.schema.field(column).type
                 sql = time_sql(quoted(column) if alone else f"s{index}.{quoted(column)}", type_)
                 found.append((origin, sql if alone else f"CASE source WHEN {index} THEN {sql} END"))
         return found
 
-    def _declared(self, port: Port) -> list[tuple[str, str]]:
+    def _find_origins(self, port: Port) -> list[tuple[str, str]]:
         """(origin, column) of the watermarks declared for what comes from here."""
         return [
             (name, node.event_time)
@@ -265,7 +269,7 @@ class Planner:
 
     def _feed(self, rows: DataFrame, level: Level) -> DataFrame:
         """Bring rows of the sources, or of the level before, into a level's input."""
-        transformed = self._transformed(level)
+        transformed = self._find_transforms(level)
         direct = self._feed_sources if level.index == 0 else self._feed_envelope
         if transformed and (len(transformed) > 1 or self._has_direct(level)):
             rows = self._share(rows)
@@ -325,7 +329,7 @@ class Planner:
         # Acknowledgements of the level before always pass.
         return level.index > 0 or any(direct_inputs(self.graph, edge) for edge in lanes_in(level))
 
-    def _transformed(self, level: Level) -> dict[Port, list[Edge]]:
+    def _find_transforms(self, level: Level) -> dict[Port, list[Edge]]:
         """Transforms applied just before this level, with the edges they feed."""
         found: dict[Port, list[Edge]] = {}
         uids = (
@@ -345,16 +349,19 @@ class Planner:
             return frames[port]
         node = self.graph.nodes[port.node]
         if isinstance(node, TransformNode):
-            inputs = self.graph.read(node)
+            steps = self._row_steps(node) if isinstance(node, RowsNode) else [node]
+            inputs = self.graph.read(steps[0])
             united, *others = [self._transform(rows, port, frames) for port in inputs]
             for other in others:
                 united = united.unionByName(other)
             if isinstance(node, PartialNode):
                 frame = self._partial(united, node)
+            elif isinstance(node, RowsNode):
+                frame = self._call_rows(united, [s for s in steps if isinstance(s, RowsNode)])
             else:
                 frame = node.function(united)
             types = {field.name: field.type for field in node.schema}
-            declared = self._declared(port)
+            declared = self._find_origins(port)
             frame = self._observe(frame, [(o, time_sql(quoted(c), types[c])) for o, c in declared])
             if self._is_read_again(port):
                 frame = self._share(frame)
@@ -370,8 +377,36 @@ class Planner:
         frames[port] = frame
         return frame
 
+    def _row_steps(self, node: RowsNode) -> list[RowsNode]:
+        """Return the row functions that run in one Python worker, the node's own last."""
+        steps = [node]
+        while True:
+            inputs = self.graph.read(steps[0])
+            before = self.graph.nodes[inputs[0].node]
+            if len(inputs) > 1 or not isinstance(before, RowsNode):
+                return steps
+            if self._is_read_again(inputs[0]) or self._find_origins(inputs[0]):
+                return steps
+            steps.insert(0, before)
+
+    def _call_rows(self, rows: DataFrame, steps: Sequence[RowsNode]) -> DataFrame:
+        """Run plain Python functions over rows, in the stage that the rows are in."""
+        name = steps[-1].name
+        if name not in self._row_functions:
+            for step in steps:
+                pickle_function(step.name, step.function)
+            udf = pandas_udf(
+                RowSteps([RowStep(s.name, s.function, s.read_schema, s.schema) for s in steps]),
+                returnType=schema_ddl(steps[-1].schema),
+                functionType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF,
+            )
+            columns = (F.col(quoted(field)) for field in steps[0].read_schema.names)
+            self._row_functions[name] = udf(*columns)
+        jdf = rows._jdf.mapInArrow(self._row_functions[name]._jc, False, None)
+        return DataFrame(jdf, rows.sparkSession)
+
     def _is_read_again(self, port: Port) -> bool:
-        """Whether what a transform gives is read more than once, or may be: by transforms."""
+        """True if the output of a transform is, or may be, read more than once."""
         readers = [
             node
             for node in self.graph.nodes.values()
@@ -379,12 +414,12 @@ class Planner:
         ]
         if not readers:
             return False
-        # Partials read their rows once.
+        # These read their rows once.
         edges = [edge for edge in self.graph.edges if port in edge.inputs]
-        return len(readers) + len(edges) > 1 or not isinstance(readers[0], PartialNode)
+        return len(readers) + len(edges) > 1 or not isinstance(readers[0], PartialNode | RowsNode)
 
     def _partial(self, rows: DataFrame, node: PartialNode) -> DataFrame:
-        """What an aggregation is fed: row by row, or of the epoch's groups where that is chosen."""
+        """Return the partials of an aggregation: of each row, or of the epoch's groups."""
         partials = node.partials
         if partials.grouping is None or node.uid not in self.grouped:
             return self._project(rows, partials.rows)

@@ -20,6 +20,7 @@ from cairn.plan.graph import (
     Port,
     ProcessNode,
     TransformNode,
+    inlet_time,
     key_types,
 )
 from cairn.protocol.letters import OnError
@@ -47,7 +48,7 @@ def taps(graph: Graph) -> dict[Port, int]:
 
 
 def lanes_out(graph: Graph, level: Level) -> tuple[tuple[int, pa.Schema], ...]:
-    """What leaves a level: rows on their way to later ones, and rows to be transformed."""
+    """Return the lanes that leave a level: for later levels, and for transforms."""
     lanes = [(edge.index, edge.schema) for edge in level.passing]
     uids = {op.uid for op in level.operators}
     direct = [edge for edge in graph.edges if any(port.node in uids for port in edge.inputs)]
@@ -104,7 +105,7 @@ def job_spec(
     )
 
 
-def pickled_function(uid: str, function: Function) -> bytes:
+def pickle_function(uid: str, function: Function) -> bytes:
     """A function as it is sent to the slots."""
     try:
         return cloudpickle.dumps(function)  # type: ignore[no-any-return]
@@ -120,7 +121,7 @@ def _operator(
 ) -> OperatorSpec:
     inlets = _inlets(graph, node, level)
     check_ttl(node.function, node.uid, has_event_time=inlets[0].event_time is not None)
-    function = pickled_function(node.uid, node.function)
+    function = pickle_function(node.uid, node.function)
     outputs: list[tuple[str | None, pa.Schema]] = [(None, node.schema), *node.sides]
     return OperatorSpec(
         uid=node.uid,
@@ -147,7 +148,7 @@ def _inlets(graph: Graph, node: ProcessNode, level: Level) -> tuple[InletSpec, .
     found = []
     for index, inlet in enumerate(node.inlets):
         edge = edges.get(index)
-        time = graph.times.united(inlet.ports) if edge is None else None
+        time = inlet_time(graph, node, inlet) if edge is None else None
         if edge is not None and edge.event_time is not None:
             time = EventTime(edge.event_time, edge.shift_us)
         found.append(
@@ -167,7 +168,7 @@ def _inlets(graph: Graph, node: ProcessNode, level: Level) -> tuple[InletSpec, .
 def _feedbacks(
     graph: Graph, level: Level, operators: dict[str, OperatorSpec]
 ) -> tuple[FeedbackSpec, ...]:
-    """What is gathered in a level to be sent back."""
+    """Return the feedback that a level gathers."""
     edges = {edge.consumer: edge for edge in level.edges}
     return tuple(
         FeedbackSpec(
@@ -200,7 +201,7 @@ def _outlet(graph: Graph, port: Port, schema: pa.Schema, tap_lanes: dict[Port, i
 
 
 def is_behind_loop(graph: Graph, node: ProcessNode) -> bool:
-    """Whether rows of a loop come here by way of another operator."""
+    """True if rows of a loop come here by way of another operator."""
     into = {back.operator for back in graph.returns}
     seen: set[str] = set()
     waiting = [node]

@@ -29,6 +29,7 @@ from cairn.functions import (
     has_timers,
 )
 from cairn.operators.joins import IntervalJoin, readable
+from cairn.operators.rows import RowFunction
 from cairn.plan.graph import (
     Consumer,
     Edge,
@@ -119,7 +120,7 @@ def _transform(node: TransformNode) -> GraphTransform:
     is_partial = isinstance(node, PartialNode)
     return GraphTransform(
         name=node.name,
-        function="partial aggregates" if is_partial else _called(node.function),
+        function="partial aggregates" if is_partial else _describe(node.function),
         schema=schema_ddl(node.schema),
     )
 
@@ -155,7 +156,7 @@ def _operator(graph: Graph, node: ProcessNode) -> GraphOperator:
         ]
     return GraphOperator(
         uid=node.uid,
-        function=type(function).__name__,
+        function=_describe(function),
         kind=_kind(function),
         level=graph.level_of(node.uid),
         chained=node.uid in graph.chained,
@@ -228,7 +229,7 @@ def _loop(graph: Graph, node: LoopNode) -> GraphLoop:
 
 
 def _level_back(graph: Graph, back: Return) -> Level:
-    """Where what is sent back is kept."""
+    """Return the level that keeps what is sent back."""
     return next(level for level in graph.levels for e in level.edges if e.consumer == back.uid)
 
 
@@ -244,7 +245,7 @@ def _edges_back(graph: Graph, back: Return) -> Iterator[GraphEdge]:
 
 
 def _edges(graph: Graph, node: Any) -> Iterator[GraphEdge]:
-    """What comes into a node, one for each stream."""
+    """Yield an edge for each stream that comes into a node."""
     if isinstance(node, TransformNode):
         for port in graph.read(node):
             yield _edge(port, node.name, "transform")
@@ -282,7 +283,7 @@ def _port(port: Port) -> GraphPort:
 
 
 def _chains(graph: Graph, consumers: Sequence[Consumer]) -> list[list[str]]:
-    """What runs in one process without a shuffle between: from its first, each after its feeder.
+    """Return the chains of a level: consumers in one process, each after its feeder.
 
     What several streams are united into begins a chain of its own.
     """
@@ -301,13 +302,15 @@ def _chains(graph: Graph, consumers: Sequence[Consumer]) -> list[list[str]]:
     return [chain(uid) for uid in firsts]
 
 
-def _called(function: Any) -> str:
-    """A function of the user's by its name, a lambda by its place."""
-    name = getattr(function, "__name__", type(function).__name__)
+def _describe(function: object) -> str:
+    """Name a user's function, or the class of an object; a lambda by its place."""
+    if isinstance(function, RowFunction):
+        return f"{function.called} {_describe(function.function)}"
+    name = str(getattr(function, "__name__", type(function).__name__))
     code = getattr(function, "__code__", None)
     if name == "<lambda>" and code is not None:
         return f"lambda at {Path(code.co_filename).name}:{code.co_firstlineno}"
-    return str(name)
+    return name
 
 
 # For people
@@ -341,7 +344,7 @@ def _head(graph: JobGraph) -> Iterator[str]:
         yield f"A round is one Spark action; {level}"
     yield ""
     for source in graph.sources:
-        yield from _folded(f"source {source.name}", source.schema)
+        yield from _fold(f"source {source.name}", source.schema)
         yield from _time_text(source)
         if source.limits is not None:
             limit = ", ".join(f"{name}={value}" for name, value in source.limits.items())
@@ -402,7 +405,7 @@ def _level_text(graph: JobGraph, level: GraphLevel) -> Iterator[str]:
 
 
 def _fed_text(edge: GraphEdge) -> str:
-    """How rows come to the first of a chain."""
+    """Describe how rows come to the first of a chain."""
     if edge.way == "chain":
         return f"{edge.source.text} ─ chained ─>"
     return _shuffle_text(edge)
@@ -416,7 +419,7 @@ def _shuffle_text(edge: GraphEdge) -> str:
 
 
 def way_text(edge: GraphEdge) -> str:
-    """How the rows of an edge find their subtask, and in which order they come."""
+    """Describe how the rows of an edge find their subtask, and their order."""
     if edge.way == "keyed":
         text = f"by {', '.join(edge.by)}"
     else:
@@ -437,17 +440,17 @@ def _consumer_text(node: GraphOperator | GraphSink, first: str, margin: str) -> 
         yield f"{margin}{join_text(node.join)}"
     width = max((len(state.name) for state in node.states), default=0)
     for state in node.states:
-        yield from _folded(f"{margin}state {state.name:<{width}}", state_text(state))
-    yield from _folded(f"{margin}emits", node.schema)
+        yield from _fold(f"{margin}state {state.name:<{width}}", state_text(state))
+    yield from _fold(f"{margin}emits", node.schema)
     for side in node.sides:
-        yield from _folded(f"{margin}side {side.tag}", side.schema)
+        yield from _fold(f"{margin}side {side.tag}", side.schema)
 
 
 def _many(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _folded(name: str, text: str) -> Iterator[str]:
+def _fold(name: str, text: str) -> Iterator[str]:
     """`name  text`, folded to the width under where the text begins."""
     first = f"{name}  "
     # Types have no blanks: they may be folded after a comma.

@@ -32,6 +32,7 @@ from cairn.plan.nodes import (
     PartialNode,
     Port,
     ProcessNode,
+    RowsNode,
     SinkNode,
     SourceNode,
     TimeNode,
@@ -39,8 +40,8 @@ from cairn.plan.nodes import (
     Watermark,
     Way,
 )
-from cairn.plan.ports import bare_ports, port_schema, read_ports, root_ports, united_schema
-from cairn.plan.times import Times, is_letters, is_text, is_time, port_time, united_time
+from cairn.plan.ports import bare_ports, port_schema, read_ports, root_ports, unite_schemas
+from cairn.plan.times import Times, is_letters, is_text, is_time, kept_time, port_time, unite_times
 
 MAX_GROUP_COUNT = 32768
 
@@ -52,7 +53,7 @@ class Edge:
     index: int
     consumer: str
     inputs: tuple[Port, ...]
-    """Of sources, transforms and operators."""
+    """Outputs of sources, transforms and operators."""
     keys: tuple[str, ...]
     key_types: tuple[pa.DataType, ...] = field(repr=False)
     """As the state has them: narrower ones are cast, so that equal keys meet."""
@@ -65,7 +66,7 @@ class Edge:
     """The consumer gets the rows of a key in the order of their event time."""
     way: Way = "keyed"
     inlet: int = 0
-    """Which of the consumer's."""
+    """Index of the consumer's inlet."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Graph:
     edges: tuple[Edge, ...] = ()
     levels: tuple[Level, ...] = ()
     returns: tuple[Return, ...] = ()
-    """What loops send back, and to whom."""
+    """The ways back of loops."""
     chaining: bool = True
     """Operators that need no shuffle run in the process of those that feed them."""
     chained: frozenset[str] = frozenset()
@@ -114,20 +115,20 @@ class Graph:
         return port_schema(self.nodes, port)
 
     def input_schema(self, node: SinkNode | Inlet) -> pa.Schema:
-        """What comes in, of all the streams united there."""
+        """Return the columns of all the streams united there."""
         ports = node.inputs if isinstance(node, SinkNode) else node.ports
-        return united_schema([self.schema(port) for port in ports])
+        return unite_schemas([self.schema(port) for port in ports])
 
     def origins(self, *ports: Port) -> tuple[Port, ...]:
         """The sources or operator outputs that a chain of transforms starts from."""
         return root_ports(self.nodes, ports)
 
     def bare(self, ports: Sequence[Port]) -> tuple[Port, ...]:
-        """Where the rows of these streams come from, whatever time they were given since."""
+        """Return the outputs that these streams are made of, without time and loop nodes."""
         return bare_ports(self.nodes, ports)
 
     def read(self, node: TransformNode) -> tuple[Port, ...]:
-        """Where the rows that a transform is given come from."""
+        """Return the outputs that a transform reads."""
         return read_ports(self.nodes, node)
 
     @cached_property
@@ -136,7 +137,7 @@ class Graph:
 
     @cached_property
     def time_origins(self) -> dict[str, SourceNode | TimeNode]:
-        """Where watermarks are declared: for each consumer, the places nearest to it."""
+        """The nodes that declare watermarks: for each consumer, those nearest to it."""
         found: dict[str, SourceNode | TimeNode] = {}
         seen: set[Port] = set()
         waiting = [
@@ -172,9 +173,24 @@ class Graph:
 
 
 def build_graph(
-    name: str, group_count: int, nodes: dict[str, Node], *, chaining: bool = True
+    name: str,
+    group_count: int,
+    nodes: dict[str, Node],
+    *,
+    chaining: bool = True,
+    rows_in_slots: bool = False,
 ) -> Graph:
-    """Number the edges, cut at the shuffles. Refuses what cannot run."""
+    """Number the edges, cut at the shuffles. Refuses what cannot run.
+
+    With `rows_in_slots`, all functions of `.map` and its like are operators: only an operator
+    can put rows aside that a function fails on.
+    """
+    if rows_in_slots:
+        nodes = {
+            key: rows_operator(node) if isinstance(node, RowsNode) else node
+            for key, node in nodes.items()
+        }
+        check_time_nodes(nodes)
     if not 1 <= group_count <= MAX_GROUP_COUNT:
         raise PlanError(
             f"max_parallelism of job {name!r} must be between 1 and {MAX_GROUP_COUNT}, "
@@ -236,7 +252,7 @@ def _levels(graph: Graph, consumers: Sequence[Consumer]) -> tuple[dict[str, int]
         before = {
             _level_of_origin(graph, each, level_of)
             for port in ports
-            for each in _taken_apart(graph, port)
+            for each in _partial_inputs(graph, port)
         }
         if (
             len(before) == 1
@@ -250,8 +266,8 @@ def _levels(graph: Graph, consumers: Sequence[Consumer]) -> tuple[dict[str, int]
     return level_of, chained
 
 
-def _taken_apart(graph: Graph, port: Port) -> tuple[Port, ...]:
-    """Of partials, the streams they are made from: they may come from several levels."""
+def _partial_inputs(graph: Graph, port: Port) -> tuple[Port, ...]:
+    """Return the streams that partials are made from: they may come from several levels."""
     node = graph.nodes[port.node]
     return graph.read(node) if isinstance(node, PartialNode) else (port,)
 
@@ -287,16 +303,16 @@ def _apart(
 
 
 def _needs_no_shuffle(graph: Graph, node: Consumer) -> bool:
-    """Whether the rows may stay in the subtask they are in."""
+    """True if the rows may stay in the subtask they are in."""
     return isinstance(node, SinkNode) or (
         graph.chaining
         and all(inlet.way == "spread" for inlet in node.inlets)
-        and not _is_text_time(graph, node.inputs)
+        and (hooks_of(node.function).ignores_time or not _is_text_time(graph, node.inputs))
     )
 
 
 def _is_text_time(graph: Graph, ports: Sequence[Port]) -> bool:
-    """Whether it takes Spark to read the event time of these streams."""
+    """True if only Spark can read the event time of these streams."""
     time = graph.times.united(ports)
     return time is not None and is_text(graph.schema(ports[0]).field(time.column).type)
 
@@ -319,7 +335,7 @@ def _edges(graph: Graph, node: Consumer, first: int, level: int) -> list[Edge]:
         inlets: tuple[Inlet, ...] = (Inlet(node.inputs, way="spread"),)
     else:
         inlets = node.inlets
-    times = [graph.times.united(inlet.ports) for inlet in inlets]
+    times = [inlet_time(graph, node, inlet) for inlet in inlets]
     # Rows of several inputs come in one order, so all of them tell their time or none does.
     is_timed = all(t for t, i in zip(times, inlets, strict=True) if i.way != "broadcast")
     edges = []
@@ -343,6 +359,34 @@ def _edges(graph: Graph, node: Consumer, first: int, level: int) -> list[Edge]:
             )
         )
     return edges
+
+
+def inlet_time(graph: Graph, node: Consumer, inlet: Inlet) -> EventTime | None:
+    """Return the event time of an inlet's rows, None for a function that ignores it."""
+    if isinstance(node, ProcessNode) and hooks_of(node.function).ignores_time:
+        return None
+    return graph.times.united(inlet.ports)
+
+
+def rows_operator(node: RowsNode) -> ProcessNode:
+    """Return the operator that runs the function of a node in the slots."""
+    return ProcessNode(node.name, (Inlet(node.inputs, way="spread"),), node.function, node.schema)
+
+
+def check_time_nodes(nodes: dict[str, Node]) -> None:
+    """Refuse a watermark that is declared behind an operator, whose output follows another one."""
+    for node in nodes.values():
+        if not isinstance(node, TimeNode) or node.watermark is None:
+            continue
+        roots = [nodes[port.node] for port in root_ports(nodes, node.inputs)]
+        for root in roots:
+            if isinstance(root, ProcessNode):
+                raise PlanError(
+                    f"watermark of column {node.event_time!r}: operator {root.uid!r} emits these "
+                    "rows, and its output follows the watermark of its input\n"
+                    "  next: declare the watermark before the first operator; behind .map, "
+                    ".filter or .flat_map it needs on_error='fail' and no side output of theirs"
+                )
 
 
 def _edge_back(graph: Graph, back: Return, index: int, level_of: dict[str, int]) -> Edge:
@@ -414,6 +458,7 @@ __all__ = [
     "Port",
     "ProcessNode",
     "Return",
+    "RowsNode",
     "SinkNode",
     "SourceNode",
     "TimeNode",
@@ -424,13 +469,16 @@ __all__ = [
     "bare_ports",
     "build_graph",
     "common_type",
+    "inlet_time",
     "is_letters",
     "is_text",
     "is_time",
+    "kept_time",
     "key_types",
     "port_schema",
     "port_time",
     "root_ports",
-    "united_schema",
-    "united_time",
+    "rows_operator",
+    "unite_schemas",
+    "unite_times",
 ]

@@ -1,6 +1,6 @@
 """Loops: what goes back, to which inlets, and what of that cannot be.
 
-A loop passes its input on. Whoever takes rows from it, straight or through transforms, also
+A loop passes its input on. A reader that takes rows from it, straight or through transforms, also
 gets what is sent back, through the same transforms: those are applied to the way back too.
 
 Always true here:
@@ -31,12 +31,12 @@ class Return:
     """Rows that a loop sends back into one inlet of an operator."""
 
     uid: str
-    """What they are called in an epoch."""
+    """Their name in an epoch."""
     loop: str
     operator: str
     inlet: int
     ports: tuple[Port, ...]
-    """Where they come from."""
+    """The outputs they come from."""
 
 
 def returns_of(nodes: dict[str, Node]) -> tuple[dict[str, Node], tuple[Return, ...]]:
@@ -63,7 +63,7 @@ def returns_of(nodes: dict[str, Node]) -> tuple[dict[str, Node], tuple[Return, .
                         uid=node.uid,
                     )
                 name = f"{loop}:{node.uid}" + (f":{inlet.name}" if inlet.name else "")
-                ports = _sent_back(nodes, inlet.ports, loop)
+                ports = _find_feedback(nodes, inlet.ports, loop)
                 found.append(Return(name, loop, node.uid, index, ports))
     return nodes, tuple(found)
 
@@ -85,14 +85,14 @@ def check_feedback(nodes: dict[str, Node], loop: str, ports: Sequence[Port]) -> 
     for port in root_ports(nodes, ports):
         if Port(loop) not in ports_before(nodes, (port,)):
             raise PlanError(
-                f"loop {loop!r}: {port.node!r} is no part of it, and cannot be sent back\n"
+                f"loop {loop!r}: {port.node!r} is not part of it, and cannot be sent back\n"
                 "  next: unite the stream with the one that is iterated, before the loop",
                 uid=loop,
             )
 
 
-def _sent_back(nodes: dict[str, Node], ports: Sequence[Port], loop: str) -> tuple[Port, ...]:
-    """Where the rows that a loop sends back come from, as these streams have them."""
+def _find_feedback(nodes: dict[str, Node], ports: Sequence[Port], loop: str) -> tuple[Port, ...]:
+    """Return the outputs of the rows that a loop sends back into these streams."""
     back: dict[Port, tuple[Port, ...]] = {}
     for port in ports_before(nodes, ports, through_operators=False):
         node = nodes[port.node]

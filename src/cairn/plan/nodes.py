@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from cairn.functions import Function, late_tag
 from cairn.operators.aggregates.partial import Partials
+from cairn.operators.rows import RowFunction
 from cairn.sinks.base import Sink
 from cairn.state import Declaration
 
@@ -28,7 +29,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Watermark:
-    """How late rows may come, and for how long a silent source is waited for (None: for ever)."""
+    """The allowed delay of rows, and how long to wait for a silent source (None: for ever)."""
 
     delay_ms: int
     idle_ms: int | None = None
@@ -36,7 +37,7 @@ class Watermark:
 
 @dataclass(frozen=True)
 class EventTime:
-    """The column that tells a row's time, and what is added to it."""
+    """The column of a row's time, and what is added to it."""
 
     column: str
     shift_us: int = 0
@@ -50,7 +51,7 @@ class SourceNode:
     event_time: str | None
     watermark: Watermark | None
     replayable: bool | None = None
-    """Whether rows that Spark is done with can be read again; None: nobody has said."""
+    """True if rows can be read again after Spark is done with them; None: not declared."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class TransformNode:
 
 @dataclass(frozen=True)
 class PartialNode(TransformNode):
-    """What an aggregation is fed: partials that Spark makes row by row, or aggregates ahead.
+    """The input of an aggregation: partials that Spark makes row by row, or aggregates ahead.
 
     The two give the same results; which one it is is chosen epoch by epoch.
     """
@@ -75,7 +76,16 @@ class PartialNode(TransformNode):
     """The operator it feeds."""
     partials: Partials = field(kw_only=True, repr=False)
     reads: tuple[Port, ...] = field(default=(), kw_only=True)
-    """Of `inputs`, what comes from one level, where others have a node of their own; else empty."""
+    """The part of `inputs` from one level, if other levels have nodes of their own; else empty."""
+
+
+@dataclass(frozen=True)
+class RowsNode(TransformNode):
+    """A `.map`, `.filter` or `.flat_map` that runs in the Spark stage of its input."""
+
+    function: RowFunction = field(repr=False)
+    read_schema: pa.Schema = field(kw_only=True, repr=False)
+    """Columns of the rows that the function gets."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +103,7 @@ class TimeNode:
 class LoopNode:
     """Streams as they are, and what an operator behind it sends back, an epoch or a round later.
 
-    The way back is no part of the graph, which has no cycle: see `loops`.
+    The way back is not part of the graph, which has no cycle: see `loops`.
     """
 
     uid: str
@@ -118,7 +128,7 @@ class Inlet:
     keys: tuple[str, ...] = ()
     way: Way = "keyed"
     name: str = ""
-    """Of one of several: the function has a handler `on_<name>` for its rows."""
+    """Name of one of several inlets: the handler of its rows is `on_<name>`."""
 
     @property
     def late_tag(self) -> str:
@@ -153,7 +163,7 @@ class ProcessNode:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """What the key columns are called in the state: as they are in the main input."""
+        """Names of the key columns in the state: those of the main input."""
         return self.inlets[0].keys
 
 

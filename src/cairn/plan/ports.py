@@ -32,7 +32,7 @@ def port_schema(nodes: dict[str, Node], port: Port) -> pa.Schema:
     return node.schema
 
 
-def united_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
+def unite_schemas(schemas: Sequence[pa.Schema]) -> pa.Schema:
     """The columns in the order of the first, null where any of them may be."""
     first, *others = schemas
     return pa.schema(
@@ -42,7 +42,7 @@ def united_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
 
 
 def bare_ports(nodes: dict[str, Node], ports: Sequence[Port]) -> tuple[Port, ...]:
-    """Where rows come from, whatever time they were given since, or loop they are in."""
+    """Return the outputs that streams are made of, without time and loop nodes."""
     found: list[Port] = []
     for port in ports:
         node = nodes[port.node]
@@ -54,7 +54,7 @@ def bare_ports(nodes: dict[str, Node], ports: Sequence[Port]) -> tuple[Port, ...
 
 
 def read_ports(nodes: dict[str, Node], node: TransformNode) -> tuple[Port, ...]:
-    """Where the rows that a transform is given come from."""
+    """Return the outputs that a transform reads."""
     if isinstance(node, PartialNode) and node.reads:
         return node.reads
     return bare_ports(nodes, node.inputs)

@@ -1,4 +1,4 @@
-"""What a source's DataFrame tells of it: its format, its limit per epoch, what it throws away.
+"""Facts about a source, from its DataFrame: its format, its limit per epoch, what it throws away.
 
 Always true here:
 - what cannot be told is taken for harmless, and the user can say it: `job.source(replayable=)`.
@@ -42,7 +42,7 @@ class Reading(NamedTuple):
 
     @property
     def discards(self) -> str | None:
-        """What it does with rows that Spark is done with, if it throws them away."""
+        """The reason why rows cannot be read again once Spark is done with them; else empty."""
         options = {name.lower(): value.lower() for name, value in self.options.items()}
         if self.format.lower() in ("socket", "textsocket"):
             return "a socket cannot be read again"
@@ -94,7 +94,7 @@ def _python_class(session: Any, name: str) -> type | None:
 
 
 def _has_own_commit(source: Any, options: dict[str, str]) -> bool:
-    """Whether its reader does something when Spark is done with rows. Made as Spark makes it."""
+    """True if its reader, made as Spark makes it, acts when Spark is done with rows."""
     from pyspark.sql.datasource import (
         DataSource,
         DataSourceStreamReader,
@@ -110,7 +110,7 @@ def _has_own_commit(source: Any, options: dict[str, str]) -> bool:
         is_simple = type(made).streamReader is DataSource.streamReader
         reader = made.simpleStreamReader(schema) if is_simple else made.streamReader(schema)
     except Exception:
-        return False  # What cannot be made here Spark cannot make either, and says why.
+        return False  # Spark cannot make it either, and reports why.
     plain = {DataSourceStreamReader.commit, SimpleDataSourceStreamReader.commit}
     return type(reader).commit not in plain
 

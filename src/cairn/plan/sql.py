@@ -17,7 +17,7 @@ from cairn.types.codec import is_hashable
 
 
 def lanes_in(level: Level) -> list[Edge]:
-    """What comes into a level, for it and for later ones."""
+    """Return the edges that come into a level, for it and for later ones."""
     return sorted((*level.edges, *level.passing), key=lambda edge: edge.index)
 
 
@@ -32,7 +32,7 @@ def input_columns(level: Level) -> list[str]:
 
 
 def is_sorted(level: Level) -> bool:
-    """Whether a function of the level wants its rows in the order of event time."""
+    """True if a function of the level wants its rows in the order of event time."""
     return any(edge.event_time and edge.wants_order for edge in level.edges)
 
 
@@ -45,7 +45,7 @@ def lane_values(
     values = {"lane": str(edge.index), "ack": "cast(null AS binary)"}
     if edge.keys and here:
         keys = [
-            (_widened(prefix + quoted(name), edge.schema.field(name).type, type_), type_)
+            (_widen(prefix + quoted(name), edge.schema.field(name).type, type_), type_)
             for name, type_ in zip(edge.keys, edge.key_types, strict=True)
         ]
         values["group"] = spark_key_group_sql(keys, count)
@@ -76,7 +76,7 @@ def lane_values(
         name = lane_name(other.index)
         if other.index == edge.index:
             fields = ", ".join(
-                f"'{_escaped(f.name)}', cast({c} AS {type_ddl(f.type)})"
+                f"'{_escape(f.name)}', cast({c} AS {type_ddl(f.type)})"
                 for c, f in zip(columns, edge.schema, strict=True)
             )
             values[name] = f"named_struct({fields})"
@@ -85,12 +85,12 @@ def lane_values(
     return values
 
 
-def _widened(column: str, found: pa.DataType, wanted: pa.DataType) -> str:
+def _widen(column: str, found: pa.DataType, wanted: pa.DataType) -> str:
     return column if found == wanted else f"cast({column} AS {type_ddl(wanted)})"
 
 
 def time_sql(column: str, type_: pa.DataType) -> str:
-    """Microseconds since 1970 of an event-time column; null where it tells none."""
+    """Microseconds since 1970 of an event-time column; null where it has none."""
     if pa.types.is_timestamp(type_) and type_.tz is not None:
         return f"unix_micros({column})"
     if pa.types.is_timestamp(type_):
@@ -111,7 +111,7 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _escaped(name: str) -> str:
+def _escape(name: str) -> str:
     return name.replace("\\", "\\\\").replace("'", "\\'")
 
 

@@ -1,4 +1,4 @@
-"""What streams know of time: their event time, whether a watermark is declared for them.
+"""Event time and watermarks of streams.
 
 Always true here:
 - each stream is asked once, however many ways lead to it;
@@ -42,7 +42,7 @@ class Times:
 
     def event_time(self, port: Port) -> EventTime | None:
         """The event time of a stream: it follows the column's name through operators."""
-        return self._asked(port, self._times, self._event_time)
+        return self._answer(port, self._times, self._event_time)
 
     def united(self, ports: Sequence[Port]) -> EventTime | None:
         """The event time of several streams as one: none, where they differ in it."""
@@ -50,14 +50,14 @@ class Times:
         return times.pop() if len(times) == 1 else None
 
     def has_watermark(self, port: Port) -> bool:
-        """Whether a watermark is declared anywhere before this stream, for this stream."""
-        return self._asked(port, self._marks, self._has_watermark)
+        """True if a watermark is declared anywhere before this stream, for this stream."""
+        return self._answer(port, self._marks, self._has_watermark)
 
     def delay_ms(self, port: Port) -> int:
-        """How far behind the job's watermark the rows of a stream may be without being late."""
-        return self._asked(port, self._delays, self._delay_ms)
+        """Return how far rows may be behind the job's watermark without being late."""
+        return self._answer(port, self._delays, self._delay_ms)
 
-    def _asked(
+    def _answer(
         self, port: Port, answers: dict[Port, Answer], ask: Callable[[Port], Answer]
     ) -> Answer:
         if port not in answers:
@@ -115,7 +115,7 @@ class Times:
         if isinstance(node, SourceNode):
             return False
         if isinstance(node, TimeNode):
-            # Operators follow the watermark of their input, whichever column tells the time.
+            # Operators follow the watermark of their input, whichever column has the time.
             return any(
                 isinstance(self._nodes[root.node], ProcessNode) and self.has_watermark(root)
                 for root in root_ports(self._nodes, (port,))
@@ -138,18 +138,31 @@ def port_time(nodes: dict[str, Node], port: Port) -> EventTime | None:
     return Times(nodes).event_time(port)
 
 
-def united_time(nodes: dict[str, Node], ports: Sequence[Port]) -> EventTime | None:
+def unite_times(nodes: dict[str, Node], ports: Sequence[Port]) -> EventTime | None:
     """The same of several streams as one."""
     return Times(nodes).united(ports)
 
 
+def kept_time(nodes: dict[str, Node], ports: Sequence[Port], schema: pa.Schema) -> str | None:
+    """Return the event time column of streams if rows of another schema still have it.
+
+    A column of another type may count in other units: it has to be declared again.
+    """
+    time = unite_times(nodes, ports)
+    if time is None or time.column not in schema.names:
+        return None
+    before = port_schema(nodes, ports[0]).field(time.column).type
+    type_ = schema.field(time.column).type
+    return time.column if type_ == before or pa.types.is_timestamp(type_) else None
+
+
 def is_letters(node: ProcessNode, port: Port) -> bool:
-    """Whether an output is of the rows that the function failed on."""
+    """True if an output has the rows that the function failed on."""
     return port.tag == ERRORS and dict(node.sides)[ERRORS] == LETTERS
 
 
 def is_time(type_: pa.DataType) -> bool:
-    """Whether a column of this type can tell event time."""
+    """True if a column of this type can hold event time."""
     kinds = (pa.types.is_timestamp, pa.types.is_date, pa.types.is_integer, is_text)
     return any(kind(type_) for kind in kinds)
 

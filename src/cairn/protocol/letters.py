@@ -29,7 +29,7 @@ from cairn.errors import PlanError
 from cairn.report.epoch import LetterSample
 from cairn.sinks.json_lines import float_text, interval_text
 from cairn.types import parse_schema
-from cairn.user_code import raised_at
+from cairn.user_code import find_raise
 
 SCHEMA: Final = parse_schema(
     "operator string, input string, error string, traceback string, key string, row string, "
@@ -61,7 +61,7 @@ def sample_of(error: BaseException, *, key: Any, row: str, input: str | None) ->
         key=None if key is None else _cut(sendable(key_text(key) or "")),
         row=_cut(sendable(row)),
         input=input,
-        at=raised_at(error),
+        at=find_raise(error),
     )
 
 

@@ -18,7 +18,7 @@ from cairn.crash import crash_point
 from cairn.errors import CommitError, PlanError
 from cairn.sinks.driver import decode_rows
 from cairn.sinks.staged import PublishedEpoch, Staged, StagedFile
-from cairn.user_code import check_arguments, raised_at
+from cairn.user_code import check_arguments, find_raise
 
 _TEXT_CHARS_MAX: Final = 500
 
@@ -65,7 +65,7 @@ class Foreach(Staged):
                 what, facts = f"  row: {_short(given)}", {"row": _short(given)}
             else:
                 what, facts = f"  rows: {len(given)}", {}
-            if (at := raised_at(error, self.function)) is not None:
+            if (at := find_raise(error, self.function)) is not None:
                 what, facts = f"{what}\n  at: {at}", {**facts, "at": at}
             raise CommitError(
                 f"the function of sink {self.context.uid!r} raised in epoch {epoch}\n"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from cairn.errors import CairnError, FunctionError, PlanError
 from cairn.protocol.letters import message_of, sendable
 from cairn.slot.outlet import short
-from cairn.user_code import raised_at, users_frames
+from cairn.user_code import find_raise, users_frames
 
 if TYPE_CHECKING:
     from cairn.slot.operator import Operator
@@ -24,16 +24,7 @@ class Blame:
 
     def place(self, error: FunctionError, where: str = "process()", **facts: str) -> FunctionError:
         """Return an error that cairn raised inside the function, with its place and other facts."""
-        message = error.message
-        if "operator" not in error.facts:
-            message = f"operator {self._uid!r}: {message}"
-            shown = {name: text for name, text in facts.items() if name != "key"}
-            message += "".join(f"\n  {name}: {text}" for name, text in shown.items())
-        at = None if "at" in error.facts else raised_at(error, self._method(where))
-        if at is not None:
-            message += f"\n  at: {at}"
-            facts["at"] = at
-        return FunctionError(message, **{"operator": self._uid, **facts, **error.facts})
+        return place_error(self._uid, error, self._method(where), **facts)
 
     def locate(
         self, where: str, error: FunctionError, row: Any = None, *, timer: str | None = None
@@ -54,32 +45,56 @@ class Blame:
         called: Any = None,
     ) -> CairnError:
         """Return an error of the user's code, with the place it comes from."""
-        if isinstance(error, CairnError) and not isinstance(error, FunctionError | PlanError):
-            return error
-        # Cut: it travels to the driver in the text of other errors, several times over.
-        text = sendable(message_of(error)[:MESSAGE_CHARS_MAX])
-        kind = type(error).__name__
-        lines = [f"{where} of operator {self._uid!r} raised {kind}: {text}"]
-        facts: dict[str, Any] = {
-            "operator": self._uid,
-            "cause": short(error, MESSAGE_CHARS_MAX),
-            "cause_type": kind,
-            "cause_text": text,
-        }
-        key = short(self._operator.context.key)
+        facts: dict[str, str] = {}
         if row is not None:
-            facts |= {"key": key, "row": short(row)}
-            lines += [f"  key: {key}", f"  row: {facts['row']}"]
+            facts["row"] = short(row)
         if timer is not None:
-            facts |= {"key": key, "timer": timer}
-            lines += [f"  key: {key}", f"  timer: {timer}"]
-        facts["traceback"] = "".join(users_frames(error).format())
-        at = raised_at(error, called or self._method(where))
-        if at is not None:
-            facts["at"] = at
-            lines.append(f"  at: {at}")
-        return FunctionError("\n".join(lines), **facts)
+            facts["timer"] = timer
+        if facts:
+            facts = {"key": short(self._operator.context.key), **facts}
+        return function_error(self._uid, where, error, called or self._method(where), **facts)
 
     def _method(self, where: str) -> Any:
         """Return the method of the function that errors call `where`."""
         return getattr(self._operator.function, where.removesuffix("()"), None)
+
+
+def place_error(uid: str, error: FunctionError, called: Any, **facts: str) -> FunctionError:
+    """Add the operator, the place in the user's code and further facts to an error of cairn's."""
+    message = error.message
+    if "operator" not in error.facts:
+        message = f"operator {uid!r}: {message}"
+        shown = {name: text for name, text in facts.items() if name != "key"}
+        message += "".join(f"\n  {name}: {text}" for name, text in shown.items())
+    at = None if "at" in error.facts else find_raise(error, called)
+    if at is not None:
+        message += f"\n  at: {at}"
+        facts["at"] = at
+    return FunctionError(message, **{"operator": uid, **facts, **error.facts})
+
+
+def function_error(uid: str, where: str, error: Exception, called: Any, **facts: str) -> CairnError:
+    """Return the error to report for one that the user's code raised in `where`.
+
+    `facts` are what it was called for: the row or the timer, and the key.
+    """
+    if isinstance(error, CairnError) and not isinstance(error, FunctionError | PlanError):
+        return error
+    # Cut: it travels to the driver in the text of other errors, several times over.
+    text = sendable(message_of(error)[:MESSAGE_CHARS_MAX])
+    kind = type(error).__name__
+    lines = [f"{where} of operator {uid!r} raised {kind}: {text}"]
+    lines += [f"  {name}: {value}" for name, value in facts.items()]
+    at = find_raise(error, called)
+    if at is not None:
+        facts["at"] = at
+        lines.append(f"  at: {at}")
+    return FunctionError(
+        "\n".join(lines),
+        operator=uid,
+        cause=short(error, MESSAGE_CHARS_MAX),
+        cause_type=kind,
+        cause_text=text,
+        traceback="".join(users_frames(error).format()),
+        **facts,
+    )

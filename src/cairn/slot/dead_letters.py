@@ -177,7 +177,7 @@ class RecordSifter(RecordRunner):
                     if type(result) is tuple and fits(result):
                         emit(result)
                     else:
-                        self._emit_all(self._where, result)
+                        self._operator.main.emit_all(self._where, result)
                         main.check()
                 for outlet in sides:
                     if len(outlet.rows) != outlet.accepted:
@@ -200,7 +200,7 @@ class RecordSifter(RecordRunner):
             try:
                 result = self._function.process_broadcast(row, context)
                 if result is not None:
-                    self._emit_all("process_broadcast()", result)
+                    self._operator.main.emit_all("process_broadcast()", result)
                 self._check()
             except Exception as error:
                 # Every subtask has the row, and fails on it: one letter is enough.
@@ -218,7 +218,7 @@ class RecordSifter(RecordRunner):
             try:
                 result = function.on_timer(time_ms, context)
                 if result is not None:
-                    self._emit_all("on_timer()", result)
+                    self._operator.main.emit_all("on_timer()", result)
                 self._check()
             except Exception as error:
                 self._put_aside(error, timer_json(kind, time_ms))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from types import NoneType
+from types import GeneratorType, NoneType
 from typing import Any
 
 import pyarrow as pa
@@ -55,6 +55,22 @@ class Outlet:
         self.rows.append(row)
         if len(self.rows) >= self.rows_max:
             self.flush()
+
+    def emit_all(self, where: str, result: Any) -> None:
+        """Emit what a function returned, if it is not a plain tuple: a row or an iterable."""
+        if type(result) is GeneratorType:
+            for row in result:
+                self.emit(row)
+        elif isinstance(result, dict | tuple) or hasattr(result, "__dataclass_fields__"):
+            self.rows.append(result)
+        elif isinstance(result, str | bytes) or not isinstance(result, Iterable):
+            raise TypeError(
+                f"{where} returned {short(result)}; expected a row (tuple, dict, row object), "
+                "an iterable of rows, or None"
+            )
+        else:
+            for row in result:
+                self.emit(row)
 
     def flush(self) -> None:
         rows = self.rows

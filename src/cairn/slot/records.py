@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, repeat
-from types import GeneratorType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
@@ -28,7 +27,6 @@ from cairn.errors import FunctionError
 from cairn.functions import KeyedProcess, Process, hooks_of
 from cairn.slot.context import NoKey
 from cairn.slot.gather import Gather
-from cairn.slot.outlet import short
 from cairn.slot.reader import ConnectedReader, RowReader
 from cairn.slot.timers import (
     KeyTimers,
@@ -63,6 +61,7 @@ class RecordRunner:
         self._function = function
         self.handles_late = hooks_of(function).handles_late
         self._reads_row_times = hooks_of(function).reads_row_times
+        self._process_name = f"{hooks_of(function).called}()"
         spec = operator.spec
         inlets = spec.row_inlets
         self._process_row: Callable[[Any, Any], Any] = function.process
@@ -169,7 +168,7 @@ class RecordRunner:
                     if type(result) is tuple:
                         emit(result)
                     else:
-                        self._emit_all(self._where, result)
+                        operator.main.emit_all(self._where, result)
                 remaining -= rows_max
                 for outlet in operator.outlets:
                     outlet.flush()
@@ -187,7 +186,7 @@ class RecordRunner:
     def _where(self) -> str:
         """The method that is called for a row, as errors name it."""
         name = self._input_name
-        return "process()" if name is None else f"on_{name}()"
+        return self._process_name if name is None else f"on_{name}()"
 
     @property
     def _input_name(self) -> str | None:
@@ -217,7 +216,7 @@ class RecordRunner:
             for row, context.event_time_ms in timed:
                 result = self._function.process_broadcast(row, context)
                 if result is not None:
-                    self._emit_all("process_broadcast()", result)
+                    operator.main.emit_all("process_broadcast()", result)
         except FunctionError as error:
             raise operator.blame.locate("process_broadcast()", error, row) from error
         except Exception as error:
@@ -305,7 +304,7 @@ class RecordRunner:
                 if type(result) is tuple:
                     emit(result)
                 else:
-                    self._emit_all("on_timer()", result)
+                    operator.main.emit_all("on_timer()", result)
         except FunctionError as error:
             timer = timer_text(kind, time_ms)
             raise operator.blame.locate("on_timer()", error, timer=timer) from error
@@ -332,26 +331,6 @@ class RecordRunner:
             operator=uid,
             timer=timer,
         )
-
-    def _emit_all(self, where: str, result: Any) -> None:
-        """Emit the result of a function that is not a plain tuple."""
-        main = self._operator.main
-        out = main.rows
-        if type(result) is GeneratorType:
-            for row in result:
-                out.append(row)
-                if len(out) >= main.rows_max:
-                    main.flush()
-        elif isinstance(result, dict | tuple) or hasattr(result, "__dataclass_fields__"):
-            out.append(result)
-        elif isinstance(result, str | bytes) or not isinstance(result, Iterable):
-            raise TypeError(
-                f"{where} returned {short(result)}; expected a row (tuple, dict, row object), "
-                "an iterable of rows, or None"
-            )
-        else:
-            for row in result:
-                main.emit(row)
 
 
 def _no_timers(function: KeyedProcess[Any] | Process[Any]) -> NoTimers:

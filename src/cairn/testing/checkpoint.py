@@ -1,4 +1,4 @@
-"""What a harness commits: epochs in a log, state in files, in a store in memory.
+"""Commits of a harness: epochs in a log, state in files, in a store in memory.
 
 Always true here:
 - what is restored has been through files, in the stored format;
@@ -46,7 +46,7 @@ class Checkpoint:
 
     @property
     def now_ms(self) -> int:
-        """When the newest epoch was."""
+        """The time of the newest epoch."""
         return 0 if self.newest is None else self.newest.now_ms
 
     def range_of(self, uid: str) -> RangeState:
@@ -72,7 +72,7 @@ class Checkpoint:
         held.version = version
 
     def write_delta(self, held: Holding, uid: str) -> StateFile | None:
-        """What the epoch has changed."""
+        """Write what the epoch has changed."""
         parts = held.delta(uid)
         if not parts:
             return None

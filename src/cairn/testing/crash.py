@@ -11,7 +11,7 @@ driver away:
         coordinator.run_batch(position, execute)
 
 Always true here:
-- SimulatedCrash is no Exception, so nothing in cairn handles it on the way out;
+- SimulatedCrash is not an Exception, so nothing in cairn handles it on the way out;
 - leaving the block disarms the point.
 """
 

@@ -18,7 +18,7 @@ instead, and are found in `harness.side("errors")`.
 
 Always true here:
 - `rollback` leaves state and outputs as they were at the last commit, and nothing else:
-  attributes of the function that are no state keep what the abandoned epoch put there;
+  attributes of the function that are not state keep what the abandoned epoch put there;
 - what `snapshot_and_restore` reads back has been through files, in the stored format.
 """
 
@@ -149,7 +149,7 @@ class Harness:
         self._committed: dict[str | None, int] = dict.fromkeys(outputs, 0)
         self._running = self._has_rows = False
         self._operator = self._fresh_operator()
-        self._operator.open(self._begun(), 0)
+        self._operator.open(self._make_begin(), 0)
 
     # Rows in, rows out
 
@@ -230,7 +230,7 @@ class Harness:
     # State and time
 
     def state(self, name: str, key: Any = None) -> Any:
-        """What `process` would see of a state: its value, or the list, or the mapping as a dict.
+        """Return a state as `process` would see it: the value, the list, or the mapping as a dict.
 
         The key is a value, or a tuple where several columns make the key. Broadcast state and
         operator lists have none.
@@ -289,7 +289,7 @@ class Harness:
 
     @property
     def now_ms(self) -> int:
-        """What `ctx.now_ms` is, or would be for the next row."""
+        """The value of `ctx.now_ms`, now or for the next row."""
         if self._running:
             return self._operator.context.now_ms
         return max(self.clock(), self._checkpoint.now_ms)
@@ -372,12 +372,12 @@ class Harness:
         """
         self.commit()
         if base and any(self._checkpoint.range_of(h.uid).files for h in self._operator.holdings):
-            begin, rows = self._begun(), self._operator.rows_in
+            begin, rows = self._make_begin(), self._operator.rows_in
             based = self._checkpoint.based
             self._append({h.uid: based(h, begin, rows) for h in self._operator.holdings})
         self._operator.close()
         self._operator = self._fresh_operator()
-        self._operator.open(self._begun(), 0)
+        self._operator.open(self._make_begin(), 0)
 
     def close(self) -> None:
         """Call the function's `close`, as at the end of a slot."""
@@ -434,14 +434,14 @@ class Harness:
     def _begin(self, *, is_draining: bool = False) -> None:
         self._running = True
         try:
-            self._operator.open(self._begun(is_draining=is_draining), 0)
+            self._operator.open(self._make_begin(is_draining=is_draining), 0)
             self._operator.reclaim(seconds=0.005)
             self._operator.begin_rows()
         except BaseException:
             self.rollback()
             raise
 
-    def _begun(self, *, is_draining: bool = False) -> Begin:
+    def _make_begin(self, *, is_draining: bool = False) -> Begin:
         return Begin(
             run_id=UID,
             term=self._checkpoint.term,

@@ -1,4 +1,4 @@
-"""What is pushed into a Harness, made into what Spark would hand to the operator.
+"""Rows pushed into a Harness, in the form in which Spark hands them to an operator.
 
 Always true here:
 - rows of one call come in Spark's order: by event time where there is one, then by input, then
@@ -68,7 +68,7 @@ class Input:
             return times.cast(pa.timestamp("us", zone)).cast(pa.int64())
         if pa.types.is_integer(times.type):
             return pc.multiply(times.cast(pa.int64()), 1000)
-        return pa.array([_parsed_us(text) for text in times.to_pylist()], pa.int64())
+        return pa.array([_parse_us(text) for text in times.to_pylist()], pa.int64())
 
 
 class Inputs:
@@ -139,7 +139,7 @@ class Inputs:
         )
 
     def _order(self, inputs: Any, fitted: Any, known: Any, at: int, row: int) -> Any:
-        """Where a row stands in Spark's order; nulls come first."""
+        """Return the place of a row in Spark's order; nulls come first."""
         time, each = known[at][row], inputs[at]
         return time is not None, time, each.inlet.lane, each.hash_row(fitted[at][row])
 
@@ -161,7 +161,7 @@ class Inputs:
 
 
 def _by_name(schemas: Mapping[str, Any], given: Any) -> dict[str, Any]:
-    """What is given for each input: by its name, or one for all."""
+    """Return the argument for each input: by its name, or one for all."""
     if not isinstance(given, Mapping):
         return dict.fromkeys(schemas, given)
     unknown = [name for name in given if name not in schemas]
@@ -170,8 +170,8 @@ def _by_name(schemas: Mapping[str, Any], given: Any) -> dict[str, Any]:
     return {name: given.get(name) for name in schemas}
 
 
-def _parsed_us(text: str | None) -> int | None:
-    """Microseconds since 1970; None where the text is no time."""
+def _parse_us(text: str | None) -> int | None:
+    """Microseconds since 1970; None where the text is not a time."""
     try:
         time = dt.datetime.fromisoformat((text or "").strip())
     except ValueError:

@@ -27,7 +27,7 @@ from cairn.types import OBJECT, parse_type, type_ddl
 from cairn.types.codec import codec
 from cairn.types.codec.core import Values
 from cairn.types.codec.stamped import join_stamps, list_parts, split_stamps
-from cairn.user_code import raised_at
+from cairn.user_code import find_raise
 
 if TYPE_CHECKING:
     from cairn.storage.manifest import StateDecl
@@ -335,7 +335,7 @@ def _migration_error(
         f"  key: {facts['key']}",
         f"  value: {facts['value']}",
     ]
-    at = raised_at(error, declaration.migrate)
+    at = find_raise(error, declaration.migrate)
     if at is not None:
         facts["at"] = at
         lines.append(f"  at: {at}")

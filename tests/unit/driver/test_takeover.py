@@ -14,7 +14,7 @@ from cairn.driver.options import Options
 from cairn.driver.start import start
 from cairn.errors import PlanError, RestoreError, StateSchemaError
 from cairn.storage.log import Log, new_nonce
-from cairn.storage.manifest import Epoch, EpochOperator, SparkPosition
+from cairn.storage.manifest import Epoch, EpochOperator, SparkPosition, StateDecl
 from cairn.storage.removal import delete_checkpoint
 from cairn.storage.store import Store, open_store
 from tests.unit.driver.coordinator.manifests import entry, epoch
@@ -52,12 +52,15 @@ def interrupt_takeover(monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], 
     monkeypatch.setattr(Coordinator, "take_over", late)
 
 
+OTHER = entry(uid="another", states={"n": StateDecl(kind="value", type="bigint")})
+
+
 @pytest.mark.parametrize("has_epoch", [True, False])
 @pytest.mark.parametrize(
     ("operator", "source", "error", "text"),
     [
         (entry(uid="op", keys={"k": "string"}), "s", StateSchemaError, "keyed by"),
-        (entry(uid="another"), "s", PlanError, "holds state of operator 'another'"),
+        (OTHER, "s", PlanError, "holds state of operator 'another'"),
         (SAME, "another", PlanError, "does not read another"),
     ],
 )

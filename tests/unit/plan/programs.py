@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cairn import Job, KeyedProcess
-from cairn.plan.graph import Port, SourceNode, TransformNode, Watermark, united_time
+from cairn.plan.graph import Port, SourceNode, TransformNode, Watermark, unite_times
 from cairn.stream import Stream
 from cairn.types import parse_schema
 
@@ -32,7 +32,7 @@ def source(
 def transform(stream: Stream, schema: str = ROW) -> Stream:
     job, parsed = stream._job, parse_schema(schema)
     name = f"transform:{len(job._nodes)}"
-    time = united_time(job._nodes, stream._ports)
+    time = unite_times(job._nodes, stream._ports)
     column = None if time is None or time.column not in parsed.names else time.column
     job._nodes[name] = TransformNode(name, stream._ports, len, parsed, column)
     return Stream(job, (Port(name),), parsed)

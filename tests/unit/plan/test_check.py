@@ -148,7 +148,7 @@ def test_what_is_no_function_is_refused(job: Job) -> None:
     keyed = source(job, "s").key_by("k")
     for function, message in (
         (Pass, r"give an object, Pass\(\), not the class"),
-        (len, "no KeyedProcess"),
+        (len, "is not a KeyedProcess"),
         (Empty(), r"has no process\(row, ctx\)"),
     ):
         with pytest.raises(PlanError, match=f"operator 'a': .*{message}"):
@@ -156,7 +156,7 @@ def test_what_is_no_function_is_refused(job: Job) -> None:
 
 
 def test_what_is_no_sink_is_refused(job: Job) -> None:
-    with pytest.raises(PlanError, match=r"no cairn.sinks.Sink but str"):
+    with pytest.raises(PlanError, match=r"is not a cairn.sinks.Sink but str"):
         source(job, "s").sink_to("out", uid="out")  # type: ignore[arg-type]
 
 

@@ -167,7 +167,7 @@ def test_a_loop_that_sends_back_what_it_gets_is_refused(job: Job) -> None:
 def test_what_is_no_part_of_the_loop_cannot_be_sent_back(job: Job) -> None:
     rows = source(job, "s")
     elsewhere = process(rows, "elsewhere")
-    with pytest.raises(PlanError, match="'elsewhere' is no part of it"):
+    with pytest.raises(PlanError, match="'elsewhere' is not part of it"):
         rows.iterate(lambda loop: (elsewhere, process(loop, "a")), uid="loop")
 
 

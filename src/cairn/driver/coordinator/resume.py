@@ -39,7 +39,7 @@ def check_resume(
             continue  # Nothing is on its way back: the loop may be another one, or gone.
         declared = states.get(uid)
         if declared is None:
-            if not allow_dropped_state:
+            if not allow_dropped_state and (stored.states or stored.scope == "feedback"):
                 raise _missing_error(where, stored, states)
         elif declared.scope != stored.scope:
             if stored.states and not allow_dropped_state:
