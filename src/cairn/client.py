@@ -41,7 +41,7 @@ _WHOLE: Final[Json] = {
     "operator-list": list,
     "timers": list,
 }
-"""What a state's `get()` gives, where values inside of others are of a kind that cannot change."""
+"""Types of a state's `get()`, where nested values are of types that cannot change."""
 
 
 def client(

@@ -83,13 +83,13 @@ class ConnectedStreams:
         check_broadcast_state(function, uid, self._broadcast)
         out = parse_schema(schema)
         job._nodes[uid] = ProcessNode(
-            uid, self._inlets, function, out, broadcast=named(self._broadcast)
+            uid, self._inlets, function, out, broadcast=with_name(self._broadcast)
         )
         return ProcessStream(job, (Port(uid),), out)
 
 
-def connected(job: Job, streams: dict[str, Any], what: str = "connect") -> ConnectedStreams:
-    """Keyed streams, each by the name of its handler. `what` is asked for, as errors name it."""
+def connect(job: Job, streams: dict[str, Any], what: str = "connect") -> ConnectedStreams:
+    """Connect keyed streams, each under the name of its handler. Errors name the call `what`."""
     from cairn.stream import KeyedStream
 
     if len(streams) < 2:
@@ -120,8 +120,8 @@ def connected(job: Job, streams: dict[str, Any], what: str = "connect") -> Conne
     return ConnectedStreams(job, tuple(inlets))
 
 
-def joined(left: Stream, right: Stream, plan: JoinPlan, uid: str) -> ProcessStream:
-    """The rows of two streams that belong together, as one stream."""
+def join(left: Stream, right: Stream, plan: JoinPlan, uid: str) -> ProcessStream:
+    """Return the rows of two streams that belong together, as one stream."""
     job = left._job
     if right._job is not job:
         raise PlanError("join of streams of two jobs\n  next: build both with one Job")
@@ -138,7 +138,7 @@ def joined(left: Stream, right: Stream, plan: JoinPlan, uid: str) -> ProcessStre
     function = IntervalJoin(plan)
     function.set_times(*times)
     inputs = {"left": left.key_by(*plan.left_keys), "right": right.key_by(*plan.right_keys)}
-    together = connected(job, inputs, "join")
+    together = connect(job, inputs, "join")
     types = [
         common_type([plan.left.field(mine).type, plan.right.field(theirs).type])
         for mine, theirs in plan.on
@@ -146,7 +146,7 @@ def joined(left: Stream, right: Stream, plan: JoinPlan, uid: str) -> ProcessStre
     return together.process(function, schema=plan.schema(types), uid=uid)
 
 
-def named(declaration: Declaration | None) -> Declaration | None:
+def with_name(declaration: Declaration | None) -> Declaration | None:
     """Return the declaration with a name; one of a class attribute has its own."""
     if declaration is None or declaration.name:
         return declaration

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from cairn.connected import ConnectedStreams, connected
+from cairn.connected import ConnectedStreams, connect
 from cairn.driver.coordinator.guarantees import Guarantee
 from cairn.driver.serving import Serve, as_serve
 from cairn.errors import PlanError
@@ -86,7 +86,7 @@ class Job:
         with equal keys share state and timers, whatever the key columns are called. Where all
         streams have an event time, an epoch's rows of a key come in its order across them.
         """
-        return connected(self, streams)
+        return connect(self, streams)
 
     def __repr__(self) -> str:
         return f"<job {self.name}: {', '.join(self._nodes) or 'nothing yet'}>"
@@ -128,7 +128,7 @@ class Job:
             return msgspec.json.format(msgspec.json.encode(graph), indent=2).decode()
         if format != "text":
             raise PlanError(
-                f"explain: there is no format {format!r}\n  expected: one of text, svg, json"
+                f"explain: unknown format {format!r}\n  expected: one of text, svg, json"
             )
         text = graph_text(graph)
         print(text)

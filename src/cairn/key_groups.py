@@ -103,11 +103,11 @@ def spark_key_group_sql(columns: Sequence[tuple[str, pa.DataType]], group_count:
         raise PlanError("a key needs at least one column, found none")
     for _, type in columns:
         _hasher(type)
-    arguments = ", ".join(_normalised_sql(text, type) for text, type in columns)
+    arguments = ", ".join(_normalise_sql(text, type) for text, type in columns)
     return f"CAST(pmod(xxhash64({arguments}), {group_count}L) AS INT)"
 
 
-def _normalised_sql(text: str, type: pa.DataType) -> str:
+def _normalise_sql(text: str, type: pa.DataType) -> str:
     # Spark 4.3 hashes -0.0 as 0.0 by itself; adding zero keeps that true should it ever stop.
     if pa.types.is_float64(type):
         return f"({text} + 0.0D)"
@@ -121,7 +121,7 @@ def _hasher(type: pa.DataType) -> _Hasher:
     if type in _SCALARS:
         return _SCALARS[type]
     if type is not OBJECT and not contains_map(type):
-        return _built_hasher(type)
+        return _build_hasher(type)
     raise PlanError(
         f"a key cannot be {type_ddl(type)}: Spark does not hash it\n"
         "  next: key by columns without maps and objects",
@@ -129,7 +129,7 @@ def _hasher(type: pa.DataType) -> _Hasher:
     )
 
 
-def _built_hasher(type: pa.DataType) -> _Hasher:
+def _build_hasher(type: pa.DataType) -> _Hasher:
     if pa.types.is_decimal128(type):
         return _decimal_hasher(type.precision, type.scale)
     if pa.types.is_list(type):
@@ -199,15 +199,15 @@ def _numbers(array: pa.Array, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 def _hash_longs(numbers: _Hashes, seeds: _Hashes) -> _Hashes:
     hashes = seeds + _P5 + np.uint64(8)
-    hashes ^= _rotated(numbers * _P2, 31) * _P1
-    hashes = _rotated(hashes, 27) * _P1 + _P4
+    hashes ^= _rotate(numbers * _P2, 31) * _P1
+    hashes = _rotate(hashes, 27) * _P1 + _P4
     return _avalanche(hashes)
 
 
 def _hash_ints(numbers: _Hashes, seeds: _Hashes) -> _Hashes:
     hashes = seeds + _P5 + np.uint64(4)
     hashes ^= numbers * _P1
-    hashes = _rotated(hashes, 23) * _P2 + _P3
+    hashes = _rotate(hashes, 23) * _P2 + _P3
     return _avalanche(hashes)
 
 
@@ -216,19 +216,19 @@ def _hash_texts(array: pa.Array, seeds: _Hashes) -> _Hashes:
     starts, lengths, words = text_words(array)
     hashes = seeds + _P5 + lengths.astype(np.uint64)
     for at in range(min(3, int(lengths.max(initial=0)) // 8)):
-        mixed = hashes ^ (_rotated(words[starts + 8 * at] * _P2, 31) * _P1)
-        mixed = _rotated(mixed, 27) * _P1 + _P4
+        mixed = hashes ^ (_rotate(words[starts + 8 * at] * _P2, 31) * _P1)
+        mixed = _rotate(mixed, 27) * _P1 + _P4
         hashes = np.where(lengths >= 8 * at + 8, mixed, hashes)
     is_short = lengths <= _LANES_FROM
     rest = np.where(is_short, lengths & 7, 0)
     ends = np.where(is_short, starts + (lengths & ~7), starts)
     mixed = hashes ^ ((words[ends] & np.uint64(0xFFFFFFFF)) * _P1)
-    mixed = _rotated(mixed, 23) * _P2 + _P3
+    mixed = _rotate(mixed, 23) * _P2 + _P3
     hashes = np.where(rest >= 4, mixed, hashes)
     ends += rest & 4
     for at in range(3):
         mixed = hashes ^ ((words[ends + at] & np.uint64(0xFF)) * _P5)
-        hashes = np.where((rest & 3) > at, _rotated(mixed, 11) * _P1, hashes)
+        hashes = np.where((rest & 3) > at, _rotate(mixed, 11) * _P1, hashes)
     hashes = _avalanche(hashes)
     longer = np.flatnonzero(~is_short)
     if len(longer):
@@ -242,7 +242,7 @@ def _hash_texts(array: pa.Array, seeds: _Hashes) -> _Hashes:
 def text_words(
     array: pa.Array,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], _Hashes]:
-    """Where each text begins, its length, and the eight bytes from any place on, little-endian.
+    """Return the start and length of each text, and the eight bytes from any place on.
 
     Places may be asked for that lie up to fifteen bytes behind the last text.
     """
@@ -261,7 +261,7 @@ def text_words(
     return starts, np.diff(offsets), words
 
 
-def _rotated(values: _Hashes, bits: int) -> _Hashes:
+def _rotate(values: _Hashes, bits: int) -> _Hashes:
     return (values << np.uint64(bits)) | (values >> np.uint64(64 - bits))
 
 

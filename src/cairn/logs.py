@@ -1,4 +1,4 @@
-"""What cairn logs, and how it looks: every record says which job, epoch, operator and subtask.
+"""Logging: every record names its job, epoch, operator and subtask.
 
     cairn.logs.configure(format="json")         one JSON object per line, on stderr
     CAIRN_LOG_FORMAT=json cairn run ...         the same
@@ -149,9 +149,7 @@ def _handler(format: Format, stream: TextIO | None) -> _Handler:
 
 def _check(format: str) -> None:
     if format not in FORMATS:
-        raise PlanError(
-            f"logs: there is no format {format!r}\n  expected: one of {', '.join(FORMATS)}"
-        )
+        raise PlanError(f"logs: unknown format {format!r}\n  expected: one of {', '.join(FORMATS)}")
 
 
 def _message(record: logging.LogRecord) -> str:

@@ -75,7 +75,7 @@ def identify(pid: int | None = None) -> ProcessIdentity:
     pid = os.getpid() if pid is None else pid
     found = _read(pid)
     if found is None:
-        raise ProcessLookupError(f"there is no process {pid}")
+        raise ProcessLookupError(f"process {pid} does not exist")
     return ProcessIdentity(pid, found.started)
 
 

@@ -97,7 +97,7 @@ class SavepointWriter:
         or taken from a function. A state that is there and is declared alike keeps its rows.
         """
         check_name("operator", operator)
-        declared = _declared(operator, states, function)
+        declared = _find_states(operator, states, function)
         shared = {n: d for n, d in declared.items() if isinstance(d, Broadcast)}
         own = {n: d for n, d in declared.items() if n not in shared}
         there = self._draft.operators.get(operator)
@@ -197,7 +197,7 @@ def _key_types(operator: str, keys: Any) -> dict[str, str]:
     return {field.name: type_ddl(field.type) for field in schema}
 
 
-def _declared(
+def _find_states(
     operator: str,
     states: Mapping[str, Declaration] | None,
     function: Function | type[Function] | None,

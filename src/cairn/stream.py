@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import pyarrow as pa
 
-from cairn.connected import ConnectedStreams, joined
+from cairn.connected import ConnectedStreams, join
 from cairn.errors import PlanError
 from cairn.functions import ERRORS, LATE, BatchProcess, KeyedProcess, Process
 from cairn.operators.deduplicate import DUPLICATES, Distinct, DistinctWithin
@@ -43,7 +43,7 @@ from cairn.plan.graph import (
     TimeNode,
     TransformNode,
     bare_ports,
-    kept_time,
+    keep_time,
     port_schema,
     root_ports,
     unite_schemas,
@@ -81,7 +81,7 @@ class Stream:
         job = self._job
         schema = plan_schema(job._spark(), self.schema, function)
         name = f"transform:{len(job._nodes)}"
-        column = kept_time(job._nodes, self._ports, schema)
+        column = keep_time(job._nodes, self._ports, schema)
         job._nodes[name] = TransformNode(name, self._ports, function, schema, column)
         return Stream(job, (Port(name),), schema)
 
@@ -266,7 +266,7 @@ class Stream:
         if not isinstance(right, Stream):
             raise PlanError(f"join with a {type(right).__name__}\n  expected: a stream")
         plan = join_plan(self.schema, right.schema, on, within, how, suffix)
-        return joined(self, right, plan, uid)
+        return join(self, right, plan, uid)
 
     def deduplicate(
         self, *, on: str | Sequence[str], within: Duration | None = None, uid: str = NO_UID
@@ -391,7 +391,7 @@ class KeyedStream:
         Spark's. `first` and `last` go by event time where there is one, else by arrival.
         An aggregate added later begins with the rows that come then.
         """
-        return aggregated(self._stream, self._columns, uid, aggregates, None)
+        return aggregate(self._stream, self._columns, uid, aggregates, None)
 
 
 class WindowedStream:
@@ -448,7 +448,7 @@ class WindowedStream:
         the end of an epoch, also those of early triggers; in a job with rounds, of a round.
         """
         keyed = self.keyed
-        return aggregated(keyed._stream, keyed._columns, uid, aggregates, self.plan)
+        return aggregate(keyed._stream, keyed._columns, uid, aggregates, self.plan)
 
 
 class RowsStream(Stream):
@@ -529,10 +529,10 @@ class ProcessStream(Stream):
         return rows
 
 
-def aggregated(
+def aggregate(
     stream: Stream, keys: tuple[str, ...], uid: str, asked: dict[str, str], plan: WindowPlan | None
 ) -> ProcessStream:
-    """The two nodes of an aggregation; `plan` says which windows, None: running."""
+    """Add the two nodes of an aggregation; `plan` has the windows, None for a running one."""
     job = stream._job
     check_uid(uid, job._nodes)
     function, partials = aggregation(job._spark(), job._nodes, stream._ports, keys, asked, plan)

@@ -13,7 +13,7 @@ import pytest
 
 from cairn.errors import EpochError
 from cairn.sinks.base import Execution
-from cairn.testing import SimulatedCrash, simulated_crash, told_of_passes
+from cairn.testing import SimulatedCrash, call_at_points, simulated_crash
 from tests.places import PLACES, batch
 from tests.places.base import Row
 from tests.places.stage import Stage
@@ -58,7 +58,7 @@ def test_a_commit_that_fails_half_way_is_completed_by_the_next_call(
             raise OSError("injected")
 
     passed: list[bool] = []
-    with told_of_passes(fail), _noted(OSError, passed):
+    with call_at_points(fail), _noted(OSError, passed):
         place.driver.commit(2, prepared)
     _skip_if_not_passed(place, point, passed)
     place.driver.commit(2, prepared)
@@ -90,7 +90,7 @@ def test_a_reader_sees_whole_epochs_in_order_while_they_are_committed(place: Sta
         rows = [(3 * epoch + s, "x") for s in range(3)]
         prepared = [place.prepared(epoch, row, subtask=s) for s, row in enumerate(rows)]
         found: list[list[Row]] = []
-        with told_of_passes(lambda _, found=found: found.append(place.visible())):
+        with call_at_points(lambda _, found=found: found.append(place.visible())):
             place.driver.commit(epoch, prepared)
         assert found or not place.place.has_mark
         if place.driver.shows == "epochs":

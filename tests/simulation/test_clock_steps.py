@@ -22,7 +22,7 @@ from cairn.plan.graph import (
     SourceNode,
     build_graph,
 )
-from cairn.testing import SimulatedCrash, told_of_passes
+from cairn.testing import SimulatedCrash, call_at_points
 from cairn.types import parse_schema
 from tests.simulation.reminders import TimedDriver, TimedWorld
 from tests.simulation.test_exactly_once import seeds, survive
@@ -114,7 +114,7 @@ def test_timers_are_called_once_and_time_does_not_go_back_however_the_clock_is_s
             raise SimulatedCrash(point)
 
     def lead() -> None:
-        with told_of_passes(crash_at_times):
+        with call_at_points(crash_at_times):
             driver = TimedDriver(world, parallelism=chance.choice([1, 2, 3]))
             driver.start()
             for _ in range(8):

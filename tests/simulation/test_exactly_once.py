@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cairn.testing import SimulatedCrash, crash_points, simulated_crash, told_of_passes
+from cairn.testing import SimulatedCrash, call_at_points, crash_points, simulated_crash
 from tests.marks import in_turn
 from tests.simulation.world import DEATHS, Driver, World
 
@@ -47,7 +47,7 @@ def test_no_row_is_lost_or_doubled_whatever_fails(seed: int, tmp_path: Path) -> 
             raise SimulatedCrash(point)
 
     def lead() -> None:
-        with told_of_passes(crash_at_times):
+        with call_at_points(crash_at_times):
             driver = Driver(
                 world,
                 parallelism=chance.choice([1, 2, 3, 5, 8]),

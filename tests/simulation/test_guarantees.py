@@ -16,7 +16,7 @@ from cairn.driver.coordinator.guarantees import Guarantee
 from cairn.errors import CommitConflictError
 from cairn.snapshots.rollback import rollback
 from cairn.storage.spark_log import leave_unread
-from cairn.testing import SimulatedCrash, crash_points, simulated_crash, told_of_passes
+from cairn.testing import SimulatedCrash, call_at_points, crash_points, simulated_crash
 from tests.marks import in_turn
 from tests.simulation.test_exactly_once import POINTS, seeds, survive
 from tests.simulation.world import Driver, World
@@ -166,7 +166,7 @@ def test_at_most_once_repeats_nothing_whatever_fails(seed: int, tmp_path: Path) 
             raise SimulatedCrash(point)
 
     def lead() -> None:
-        with told_of_passes(crash_at_times):
+        with call_at_points(crash_at_times):
             driver = Driver(
                 world,
                 guarantee="at-most-once",

@@ -18,7 +18,7 @@ from cairn.snapshots.saving import write_savepoint
 from cairn.storage.log import Log, new_nonce
 from cairn.storage.manifest import Restore
 from cairn.storage.store import open_store
-from cairn.testing import SimulatedCrash, crash_points, simulated_crash, told_of_passes
+from cairn.testing import SimulatedCrash, call_at_points, crash_points, simulated_crash
 from tests.simulation.looping import HopsWorld, LabelsWorld
 from tests.simulation.test_exactly_once import seeds, survive
 from tests.simulation.world import Driver, World
@@ -66,7 +66,7 @@ def live_through_anything(world: World) -> None:
             raise SimulatedCrash(point)
 
     def lead() -> None:
-        with told_of_passes(crash_at_times):
+        with call_at_points(crash_at_times):
             driver = Driver(
                 world,
                 parallelism=chance.choice([1, 2, 3, 8]),

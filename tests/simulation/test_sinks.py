@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cairn.driver.coordinator.guarantees import Guarantee
-from cairn.testing import SimulatedCrash, crash_points, told_of_passes
+from cairn.testing import SimulatedCrash, call_at_points, crash_points
 from tests.marks import for_soak
 from tests.places import PLACES
 from tests.simulation.outlets import OutletDriver, OutletWorld
@@ -62,7 +62,7 @@ def crash_in(world: OutletWorld, point: str, nth: int = 1) -> Iterator[None]:
         if name == point and passes == nth:
             raise SimulatedCrash(point)
 
-    with told_of_passes(die):
+    with call_at_points(die):
         yield
     if point == "driver.sink.piece" and not world.place.is_in_pieces:
         assert passes == 0, "say that the place is in pieces"
@@ -195,7 +195,7 @@ def test_whatever_fails_every_row_is_published_as_promised(
             checkpoint_every=chance.choice([1, 1, 3]),
         )
         try:
-            with told_of_passes(trouble):
+            with call_at_points(trouble):
                 driver.start()
                 world.check_output()
                 for _ in range(chance.randrange(1, 6)):

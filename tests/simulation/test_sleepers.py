@@ -15,7 +15,7 @@ from cairn.driver.coordinator.guarantees import Guarantee
 from cairn.errors import CommitConflictError, CommitError, CommitUnknownError, EpochError
 from cairn.storage.log import Log, record_path
 from cairn.storage.manifest import Epoch
-from cairn.testing import told_of_passes
+from cairn.testing import call_at_points
 from cairn.testing.faulty_store import UnconditionalStore
 from tests.simulation.test_guarantees import published
 from tests.simulation.world import ConcurrentQueryError, Driver, World
@@ -62,7 +62,7 @@ def test_a_driver_that_slept_past_retention_publishes_nothing(
 
     sleep(BETWEEN_BATCHES)
     with (
-        told_of_passes(sleep),
+        call_at_points(sleep),
         pytest.raises((CommitConflictError, CommitUnknownError, EpochError, ConcurrentQueryError)),
     ):
         for _ in range(every):

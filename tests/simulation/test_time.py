@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cairn.driver.coordinator.ticker import pending
-from cairn.testing import SimulatedCrash, crash_points, simulated_crash, told_of_passes
+from cairn.testing import SimulatedCrash, call_at_points, crash_points, simulated_crash
 from tests.simulation.test_exactly_once import seeds, survive
 from tests.simulation.timed import BEAT_MS, TimedWorld
 from tests.simulation.world import Driver
@@ -28,7 +28,7 @@ def test_no_row_is_lost_doubled_or_late_without_cause_whatever_fails(
             raise SimulatedCrash(point)
 
     def lead() -> None:
-        with told_of_passes(crash_at_times):
+        with call_at_points(crash_at_times):
             driver = Driver(
                 world,
                 parallelism=chance.choice([1, 2, 5]),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cairn.storage.verify import verify
-from cairn.testing import SimulatedCrash, told_of_passes
+from cairn.testing import SimulatedCrash, call_at_points
 from tests.simulation.reminders import TimedDriver, TimedWorld
 from tests.simulation.test_exactly_once import seeds, survive
 from tests.simulation.world import stored_state
@@ -52,7 +52,7 @@ def test_no_timer_is_lost_or_called_twice_whatever_fails(seed: int, tmp_path: Pa
             raise SimulatedCrash(point)
 
     def lead() -> None:
-        with told_of_passes(crash_at_times):
+        with call_at_points(crash_at_times):
             driver = TimedDriver(
                 world,
                 parallelism=chance.choice([1, 2, 3, 8]),

@@ -15,7 +15,7 @@ import pytest
 
 from cairn.errors import CommitConflictError
 from cairn.storage.manifest import SparkPosition
-from cairn.testing import crash_points, told_of_passes
+from cairn.testing import call_at_points, crash_points
 from tests.marks import in_turn
 from tests.simulation.ledger import as_arrow
 from tests.simulation.world import ConcurrentQueryError, Driver, World
@@ -45,7 +45,7 @@ class Sleeper:
 
     def _run(self, work: Callable[[], None]) -> None:
         try:
-            with told_of_passes(self._pass):
+            with call_at_points(self._pass):
                 work()
         except BaseException as error:
             self.error = error
@@ -96,7 +96,7 @@ def test_a_driver_that_slept_through_a_takeover_publishes_nothing_more(
         if point == woken_at and sleeper.error is None:
             sleeper.wake_and_wait()
 
-    with told_of_passes(wake):
+    with call_at_points(wake):
         new.start()
         # The first batch may be the old driver's last, committed already and so skipped.
         new.run_batch()

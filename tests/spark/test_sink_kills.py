@@ -13,7 +13,7 @@ import time
 import pytest
 
 from cairn import CommitConflictError
-from cairn.testing.crash import told_of_passes
+from cairn.testing.crash import call_at_points
 from tests import servers
 from tests.marks import for_soak
 from tests.soak.chain import Chain
@@ -116,7 +116,7 @@ def test_target_that_goes_away_during_a_commit_pauses_the_job_until_it_returns(s
     job = build(spark, work.site, targets(work.site, list(work.names)))
     options = {"parallelism": 2, "trigger": "available-now"}
     with (
-        told_of_passes(told),
+        call_at_points(told),
         job.start(checkpoint=str(work.site.checkpoint), **options) as run,
     ):
         try:
@@ -144,7 +144,7 @@ def test_commit_whose_answer_is_lost_is_made_once(spark, tmp_path):
             proxy.answers_to_lose = 6
 
     try:
-        with told_of_passes(told):
+        with call_at_points(told):
             run_here(spark, work)
         assert proxy.lost == 6
         proxy.answers_to_lose = 0

@@ -29,7 +29,7 @@ IRREGULAR = {
 # Verbs that look like participles, and participles that are adjectives of the noun behind them.
 OTHERS = {
     "bound", "closed", "embed", "exceed", "feed", "left", "need", "proceed", "seed", "shared",
-    "shed", "speed",
+    "shed", "simulated", "speed",
 }  # fmt: skip
 
 

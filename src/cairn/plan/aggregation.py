@@ -27,7 +27,7 @@ from cairn.plan.graph import (
     unite_schemas,
     unite_times,
 )
-from cairn.plan.sql import quoted, time_sql
+from cairn.plan.sql import quote, time_sql
 from cairn.windows import Session, Sliding, Tumbling
 
 
@@ -69,7 +69,7 @@ def _order(nodes: dict[str, Node], ports: Sequence[Port], schema: pa.Schema) -> 
     time = unite_times(nodes, ports)
     if time is None:
         return None
-    sql = time_sql(quoted(time.column), schema.field(time.column).type)
+    sql = time_sql(quote(time.column), schema.field(time.column).type)
     return f"({sql} + ({time.shift_us}))" if time.shift_us else sql
 
 

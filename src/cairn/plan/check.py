@@ -105,8 +105,8 @@ def check_watermark(
         return None
     if event_time is None:
         raise PlanError(
-            f"watermark of {where}: there is no event time to follow\n"
-            "  next: say which column tells it, with event_time="
+            f"watermark of {where}: it needs an event time\n"
+            "  next: name the column with event_time="
         )
     return Watermark(duration_ms(watermark, f"watermark of {where}"), idle_ms)
 

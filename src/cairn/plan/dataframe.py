@@ -48,7 +48,7 @@ from cairn.plan.graph import (
     SourceNode,
     TransformNode,
 )
-from cairn.plan.sql import input_columns, is_sorted, lane_values, lanes_in, quoted, time_sql
+from cairn.plan.sql import input_columns, is_sorted, lane_values, lanes_in, quote, time_sql
 from cairn.protocol.spec import ACK_LANE, envelope_schema, lane_name
 from cairn.types import parse_schema, schema_ddl
 from cairn.user_code import find_raise
@@ -90,7 +90,7 @@ def streaming_input(graph: Graph) -> DataFrame:
     for index, source in enumerate(graph.sources):
         columns = [F.lit(index).alias("source")]
         for other, node in enumerate(graph.sources):
-            struct = F.struct(*(F.col(quoted(name)) for name in node.schema.names))
+            struct = F.struct(*(F.col(quote(name)) for name in node.schema.names))
             null = F.lit(None).cast(f"struct<{schema_ddl(node.schema)}>")
             columns.append((struct if other == index else null).alias(f"s{other}"))
         part = source.dataframe.select(*columns)
@@ -170,9 +170,9 @@ class Planner:
         self._use_pin(lay_pin(spark, self.parallelism))
 
     def epoch(self, rows: DataFrame, *, observed: bool = True) -> DataFrame:
-        """The acknowledgements of an epoch over these rows, as a DataFrame to be collected.
+        """Return a DataFrame whose rows are the acknowledgements of a batch.
 
-        What `latest_times` tells afterwards is not `observed` where there are no rows.
+        With `observed=False` the batch is empty, and `latest_times` finds nothing.
         """
         self._observations.clear()
         self._cuts.clear()
@@ -185,17 +185,17 @@ class Planner:
     # The latest event times
 
     def latest_times(self, epoch: DataFrame) -> dict[str, int]:
-        """The latest event time of each origin that gave rows, once `epoch` is collected."""
+        """Return the latest event time of each origin that had rows, once `epoch` is collected."""
         found: dict[str, int] = {}
-        # Of the query that ran, not from a listener: those are told later, and of failures too.
-        # The driver gathers it as tasks end: executors that are lost later take nothing along,
-        # and tasks that run again tell the same.
+        # Read from the query that ran: listeners are called later, and for failures too. The driver
+        # collects it as tasks end, so an executor that is lost later takes nothing along, and a
+        # task that runs again reports the same.
         for frame in (*self._cuts, epoch):
             metrics = frame._jdf.queryExecution().observedMetrics()
             for name, origins in self._observations.items():
                 row = metrics.get(name)
                 if row.isEmpty():
-                    continue  # It belongs to another frame, or Spark knew that there are no rows.
+                    continue  # It belongs to another frame, or Spark knew of no rows.
                 for index, origin in enumerate(origins):
                     if not row.get().isNullAt(index):
                         latest = row.get().getLong(index)
@@ -218,7 +218,7 @@ class Planner:
             alone = len(self.graph.sources) == 1
             for origin, column in self._find_origins(Port(source.name)):
                 type_ = source.schema.field(column).type
-                sql = time_sql(quoted(column) if alone else f"s{index}.{quoted(column)}", type_)
+                sql = time_sql(quote(column) if alone else f"s{index}.{quote(column)}", type_)
                 found.append((origin, sql if alone else f"CASE source WHEN {index} THEN {sql} END"))
         return found
 
@@ -362,7 +362,7 @@ class Planner:
                 frame = node.function(united)
             types = {field.name: field.type for field in node.schema}
             declared = self._find_origins(port)
-            frame = self._observe(frame, [(o, time_sql(quoted(c), types[c])) for o, c in declared])
+            frame = self._observe(frame, [(o, time_sql(quote(c), types[c])) for o, c in declared])
             if self._is_read_again(port):
                 frame = self._share(frame)
         elif isinstance(node, SourceNode):
@@ -400,7 +400,7 @@ class Planner:
                 returnType=schema_ddl(steps[-1].schema),
                 functionType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF,
             )
-            columns = (F.col(quoted(field)) for field in steps[0].read_schema.names)
+            columns = (F.col(quote(field)) for field in steps[0].read_schema.names)
             self._row_functions[name] = udf(*columns)
         jdf = rows._jdf.mapInArrow(self._row_functions[name]._jc, False, None)
         return DataFrame(jdf, rows.sparkSession)

@@ -41,7 +41,7 @@ from cairn.plan.nodes import (
     Way,
 )
 from cairn.plan.ports import bare_ports, port_schema, read_ports, root_ports, unite_schemas
-from cairn.plan.times import Times, is_letters, is_text, is_time, kept_time, port_time, unite_times
+from cairn.plan.times import Times, is_letters, is_text, is_time, keep_time, port_time, unite_times
 
 MAX_GROUP_COUNT = 32768
 
@@ -313,7 +313,7 @@ def _needs_no_shuffle(graph: Graph, node: Consumer) -> bool:
 
 def _is_text_time(graph: Graph, ports: Sequence[Port]) -> bool:
     """True if only Spark can read the event time of these streams."""
-    time = graph.times.united(ports)
+    time = graph.times.unite(ports)
     return time is not None and is_text(graph.schema(ports[0]).field(time.column).type)
 
 
@@ -365,7 +365,7 @@ def inlet_time(graph: Graph, node: Consumer, inlet: Inlet) -> EventTime | None:
     """Return the event time of an inlet's rows, None for a function that ignores it."""
     if isinstance(node, ProcessNode) and hooks_of(node.function).ignores_time:
         return None
-    return graph.times.united(inlet.ports)
+    return graph.times.unite(inlet.ports)
 
 
 def rows_operator(node: RowsNode) -> ProcessNode:
@@ -473,7 +473,7 @@ __all__ = [
     "is_letters",
     "is_text",
     "is_time",
-    "kept_time",
+    "keep_time",
     "key_types",
     "port_schema",
     "port_time",

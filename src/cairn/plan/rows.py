@@ -24,7 +24,7 @@ from cairn.plan.graph import (
     TimeNode,
     TransformNode,
     bare_ports,
-    kept_time,
+    keep_time,
     rows_operator,
 )
 from cairn.protocol.letters import SCHEMA as LETTERS
@@ -56,7 +56,7 @@ def add_rows_nodes(
     found: list[Port] = []
     for side in filter(None, (in_spark, in_slots)):
         each = name if not found else _free_name(nodes, side, kind)
-        column = kept_time(nodes, side, schemas[1])
+        column = keep_time(nodes, side, schemas[1])
         node = RowsNode(each, tuple(side), made, schemas[1], column, read_schema=schemas[0])
         nodes[each] = rows_operator(node) if side is in_slots else node
         found.append(Port(each))

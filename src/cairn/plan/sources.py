@@ -37,7 +37,7 @@ class Reading(NamedTuple):
 
     @property
     def limits(self) -> dict[str, str]:
-        """How much an epoch gets of it at most, in its own words."""
+        """The options that limit a batch of this source."""
         return {name: value for name, value in self.options.items() if name.lower() in LIMITS}
 
     @property
@@ -54,7 +54,7 @@ class Reading(NamedTuple):
 
 
 def limits(dataframe: DataFrame | None) -> dict[str, str] | None:
-    """How much an epoch gets at most of a source, in its own words. None: cannot be told."""
+    """Return the options that limit a batch of a source; None if they are unknown."""
     if dataframe is None:
         return None
     found = readings(dataframe)

@@ -45,7 +45,7 @@ def lane_values(
     values = {"lane": str(edge.index), "ack": "cast(null AS binary)"}
     if edge.keys and here:
         keys = [
-            (_widen(prefix + quoted(name), edge.schema.field(name).type, type_), type_)
+            (_widen(prefix + quote(name), edge.schema.field(name).type, type_), type_)
             for name, type_ in zip(edge.keys, edge.key_types, strict=True)
         ]
         values["group"] = spark_key_group_sql(keys, count)
@@ -60,11 +60,11 @@ def lane_values(
             # Row by row: a source may well come in one partition, or in many small ones.
             row = "monotonically_increasing_id() + spark_partition_id()"
             values["subtask"] = f"cast(pmod({row}, {parallelism}) AS int)"
-    columns = [prefix + quoted(name) for name in edge.schema.names]
+    columns = [prefix + quote(name) for name in edge.schema.names]
     if edge.event_time and here:
         type_ = edge.schema.field(edge.event_time).type
         shift = f" + ({edge.shift_us})" if edge.shift_us else ""
-        values["time"] = time_sql(prefix + quoted(edge.event_time), type_) + shift
+        values["time"] = time_sql(prefix + quote(edge.event_time), type_) + shift
         hashed = [
             c if not _has_map(f.type) else f"to_json({c})"
             for c, f in zip(columns, edge.schema, strict=True)
@@ -107,7 +107,7 @@ def time_sql(column: str, type_: pa.DataType) -> str:
     return f"unix_micros(try_cast({column} AS timestamp))"
 
 
-def quoted(name: str) -> str:
+def quote(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 

@@ -44,8 +44,8 @@ class Times:
         """The event time of a stream: it follows the column's name through operators."""
         return self._answer(port, self._times, self._event_time)
 
-    def united(self, ports: Sequence[Port]) -> EventTime | None:
-        """The event time of several streams as one: none, where they differ in it."""
+    def unite(self, ports: Sequence[Port]) -> EventTime | None:
+        """Return the event time of several streams as one; None if they differ in it."""
         times = {self.event_time(port) for port in ports}
         return times.pop() if len(times) == 1 else None
 
@@ -74,11 +74,11 @@ class Times:
         if isinstance(node, SinkNode):
             raise AssertionError("a sink has no output")
         if isinstance(node, LoopNode):
-            return self.united(node.inputs)
+            return self.unite(node.inputs)
         if isinstance(node, ProcessNode) and is_letters(node, port):
             return None  # Its column `event_time` is of rows and of timers, and may be null.
         inputs = self._rows_before(node, port)
-        time = self.united(inputs)
+        time = self.unite(inputs)
         if isinstance(node, TransformNode):
             return time if time is not None and time.column == node.event_time else None
         schema = port_schema(self._nodes, port)
@@ -140,10 +140,10 @@ def port_time(nodes: dict[str, Node], port: Port) -> EventTime | None:
 
 def unite_times(nodes: dict[str, Node], ports: Sequence[Port]) -> EventTime | None:
     """The same of several streams as one."""
-    return Times(nodes).united(ports)
+    return Times(nodes).unite(ports)
 
 
-def kept_time(nodes: dict[str, Node], ports: Sequence[Port], schema: pa.Schema) -> str | None:
+def keep_time(nodes: dict[str, Node], ports: Sequence[Port], schema: pa.Schema) -> str | None:
     """Return the event time column of streams if rows of another schema still have it.
 
     A column of another type may count in other units: it has to be declared again.

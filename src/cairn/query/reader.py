@@ -25,7 +25,7 @@ import msgspec
 import pyarrow as pa
 
 from cairn.errors import QueryError, StateNotFoundError
-from cairn.plan.sql import quoted
+from cairn.plan.sql import quote
 from cairn.report.epoch import Measured, Timings
 from cairn.snapshots.columns import StateColumns
 from cairn.snapshots.diff import Example, changes, diff_pieces, is_comparable
@@ -211,13 +211,13 @@ class _Sent:
 
     def restore(self, frame: DataFrame) -> DataFrame:
         """Return the frame with the columns of the table."""
-        columns = {name: quoted(name) for name in self.schema.names}
+        columns = {name: quote(name) for name in self.schema.names}
         if self._group is not None:
             columns[KEY_GROUP] = self._group
         if self._fields:
-            parts = [f"{_part(n)} AS {quoted(name)}" for n, name in enumerate(self._fields)]
+            parts = [f"{_part(n)} AS {quote(name)}" for n, name in enumerate(self._fields)]
             columns["value"] = f"struct({', '.join(parts)})"
-        return frame.selectExpr(*(f"{columns[name]} AS {quoted(name)}" for name in self._names))
+        return frame.selectExpr(*(f"{columns[name]} AS {quote(name)}" for name in self._names))
 
 
 def _group_sql(table: StateTable) -> str | None:
@@ -226,7 +226,7 @@ def _group_sql(table: StateTable) -> str | None:
     has_floats = any(pa.types.is_floating(t) or pa.types.is_nested(t) for t in table.key_types)
     if table.scope != "keyed" or has_floats:
         return None
-    names = ", ".join(quoted(name) for name in table.key_names)
+    names = ", ".join(quote(name) for name in table.key_names)
     return f"cast(pmod(xxhash64({names}), {len(table.groups)}) AS int)"
 
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 from cairn.errors import CairnError
 from cairn.ids import new_id
 from cairn.key_groups import groups_of, spark_key_group_sql
-from cairn.plan.sql import quoted
+from cairn.plan.sql import quote
 from cairn.snapshots.columns import PARQUET_GROUP
 from cairn.snapshots.destination import open_claimed, put_file
 from cairn.snapshots.savepoint import SavedFile, SavedStateFile, state_folder
@@ -54,7 +54,7 @@ class InExecutors:
 
         rows = self._stage(task, given)
         types = {field.name: field.type for field in task.rows.staged}
-        keys = [(quoted(name), types[name]) for name in task.rows.key_names]
+        keys = [(quote(name), types[name]) for name in task.rows.key_names]
         parts = min(task.group_count, self._spark.sparkContext.defaultParallelism)
         group = F.expr(spark_key_group_sql(keys, task.group_count)).alias(PARQUET_GROUP)
         part = F.expr(f"CAST({PARQUET_GROUP} * {parts}L DIV {task.group_count} AS INT)")
@@ -87,7 +87,7 @@ class InExecutors:
                 if field.name == RANK:
                     column = F.lit(rank)
                 elif field.name in frame.columns:
-                    column = F.col(quoted(field.name))
+                    column = F.col(quote(field.name))
                 assert field.name != COPY, "lists of subtasks are little"
                 ddl = type_ddl(all_nullable(field.type))
                 columns.append(column.cast(ddl).alias(field.name))
@@ -113,7 +113,7 @@ class InExecutors:
 
         rows = task.rows
         rank = F.col(RANK).desc()
-        keys = [F.col(PARQUET_GROUP), *(F.col(quoted(name)) for name in rows.key_names)]
+        keys = [F.col(PARQUET_GROUP), *(F.col(quote(name)) for name in rows.key_names)]
         second = [F.col(name) for name in rows.order]
         return [*keys, rank, *second] if rows.is_whole else [*keys, *second, rank]
 
@@ -127,7 +127,7 @@ class InExecutors:
 
 def _ddl(task: StateTask) -> str:
     fields = task.rows.staged
-    return ", ".join(f"{quoted(f.name)} {type_ddl(all_nullable(f.type))}" for f in fields)
+    return ", ".join(f"{quote(f.name)} {type_ddl(all_nullable(f.type))}" for f in fields)
 
 
 def _read(task: StateTask, parts: int) -> Callable[[_Batches], _Batches]:

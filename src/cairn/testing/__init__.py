@@ -3,10 +3,10 @@
 from cairn.testing.clock import ManualClock
 from cairn.testing.crash import (
     SimulatedCrash,
+    call_at_points,
     crash_env,
     crash_points,
     simulated_crash,
-    told_of_passes,
 )
 from cairn.testing.faulty_store import Fault, FaultyStore
 from cairn.testing.harness import Harness
@@ -17,8 +17,8 @@ __all__ = [
     "Harness",
     "ManualClock",
     "SimulatedCrash",
+    "call_at_points",
     "crash_env",
     "crash_points",
     "simulated_crash",
-    "told_of_passes",
 ]

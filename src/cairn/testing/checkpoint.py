@@ -80,16 +80,16 @@ class Checkpoint:
         segment = encode_segment("delta", held.uid, parts, first_epoch=number, last_epoch=number)
         return write_segment(self._store, segment, self.term)
 
-    def advanced(
+    def advance(
         self, held: Holding, delta: StateFile | None, rows: int, part: RangeState | None = None
     ) -> RangeState:
-        """Its range after the epoch; `part` is what it was before, if not as committed."""
+        """Return its range after the epoch; `part` is the one before, if not as committed."""
         ack = OperatorAck(held.uid, rows, 0, held.keys_changed(), delta)
         before = self.range_of(held.uid) if part is None else part
         return advance(before, ack, self.next_number, held.state_held())
 
-    def based(self, held: Holding, begin: Begin, rows: int) -> RangeState:
-        """Its range with one base in place of all files."""
+    def rebase(self, held: Holding, begin: Begin, rows: int) -> RangeState:
+        """Return its range with one base in place of all files."""
         part = self.range_of(held.uid)
         if not part.files:
             return part
@@ -101,7 +101,7 @@ class Checkpoint:
         base.close()
         based = apply_compaction(part, written)
         assert based is not None, "a base of the newest epoch fits"
-        return self.advanced(held, None, rows, based)
+        return self.advance(held, None, rows, based)
 
     def append(self, ranges: Mapping[str, RangeState], *, now_ms: int, wall_ms: int) -> None:
         """Commit an epoch."""

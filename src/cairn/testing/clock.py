@@ -23,7 +23,7 @@ class ManualClock:
         self._now_ms += by_ms
 
     def sleep(self, seconds: float) -> None:
-        """For whoever would wait: the time passes at once."""
+        """Let the time pass at once."""
         self.advance_ms(round(seconds * 1000))
 
     def __call__(self) -> int:

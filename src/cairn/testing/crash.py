@@ -65,12 +65,12 @@ def simulated_crash(point: str, nth: int = 1) -> Iterator[None]:
             if passes == nth:
                 raise SimulatedCrash(point)
 
-    with told_of_passes(die):
+    with call_at_points(die):
         yield
 
 
 @contextmanager
-def told_of_passes(told: Callable[[str], None]) -> Iterator[None]:
+def call_at_points(told: Callable[[str], None]) -> Iterator[None]:
     """Within the block, `told` is called with the name of each crash point that is passed.
 
     What it raises comes out at that point; while it runs, passes go untold, so it may

@@ -37,7 +37,7 @@ import pyarrow.compute as pc
 from cairn.backends import make_backend
 from cairn.backends.handles.broadcast import BroadcastHandle
 from cairn.backends.handles.operator_list import OperatorListHandle
-from cairn.connected import named
+from cairn.connected import with_name
 from cairn.errors import PlanError, StateNotFoundError
 from cairn.functions import ERRORS, BatchProcess, Function, find_states
 from cairn.ids import new_id
@@ -97,7 +97,7 @@ class Harness:
         self._inputs = Inputs(schema, key_by, event_time, UID)
         inlets = self._inputs.inlets
         self.schema = inlets[0].schema
-        """Of the rows pushed; of connected streams, of the first."""
+        """Schema of the pushed rows; with connected streams, of the first."""
         names = self._inputs.names if self._inputs.is_connected else []
         check_handlers(function, UID, names, has_broadcast=broadcast is not None)
         self._is_timed = inlets[0].event_time is not None
@@ -127,7 +127,7 @@ class Harness:
         declared = [d for d in find_states(function).values() if isinstance(d, Broadcast)]
         if broadcast_state is None:
             broadcast_state = next(iter(declared), None)
-        self._broadcast_state = named(broadcast_state)
+        self._broadcast_state = with_name(broadcast_state)
         check_broadcast(self._broadcast_state)
         check_broadcast_state(function, UID, self._broadcast_state)
         self._spec = OperatorSpec(
@@ -163,7 +163,7 @@ class Harness:
         With an event time, the rows of one call are processed in its order, as those of an
         epoch are in production.
         """
-        arrived = self._inputs.arrived(self._named(rows, inputs), GROUP_COUNT)
+        arrived = self._inputs.deliver(self._by_input(rows, inputs), GROUP_COUNT)
         before = len(self._emitted[None])
         if not self._running:
             self._begin()
@@ -200,8 +200,8 @@ class Harness:
             raise
         return self._emitted[None][before:]
 
-    def _named(self, rows: Any, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Rows by the name of their input; it has none if there is but one."""
+    def _by_input(self, rows: Any, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return rows by the name of their input; a single input has no name."""
         if not self._inputs.is_connected:
             if inputs:
                 raise PlanError(f"there is one input, found rows of {next(iter(inputs))!r}")
@@ -346,7 +346,7 @@ class Harness:
             for held in self._operator.holdings:
                 stored = self._checkpoint.write_delta(held, UID)
                 held.name_pending(None if stored is None else stored.id)
-                ranges[held.uid] = self._checkpoint.advanced(held, stored, self._operator.rows_in)
+                ranges[held.uid] = self._checkpoint.advance(held, stored, self._operator.rows_in)
         except BaseException:
             self.rollback()
             raise
@@ -373,8 +373,8 @@ class Harness:
         self.commit()
         if base and any(self._checkpoint.range_of(h.uid).files for h in self._operator.holdings):
             begin, rows = self._make_begin(), self._operator.rows_in
-            based = self._checkpoint.based
-            self._append({h.uid: based(h, begin, rows) for h in self._operator.holdings})
+            rebase = self._checkpoint.rebase
+            self._append({h.uid: rebase(h, begin, rows) for h in self._operator.holdings})
         self._operator.close()
         self._operator = self._fresh_operator()
         self._operator.open(self._make_begin(), 0)

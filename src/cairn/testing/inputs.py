@@ -117,8 +117,8 @@ class Inputs:
         parts = list(key)
         return self._hash_key(parts) % group_count if parts else 0
 
-    def arrived(self, pushed: Mapping[str, Any], group_count: int) -> Arrived:
-        """Rows of each input, by its name."""
+    def deliver(self, pushed: Mapping[str, Any], group_count: int) -> Arrived:
+        """Return the pushed rows of each input as Spark would deliver them."""
         inputs = [self._inputs[name] for name in pushed]
         fitted = [each.fit(rows) for each, rows in zip(inputs, pushed.values(), strict=True)]
         encoded = [each.encode(rows) for each, rows in zip(inputs, fitted, strict=True)]

@@ -95,7 +95,7 @@ def test_a_watermark_needs_an_event_time_and_a_span_of_time() -> None:
     assert check_watermark(None, "1 minute", None, where) is None
     assert check_watermark("10 seconds", None, "t", where) == Watermark(10_000, None)
     assert check_watermark("0 seconds", "1 hour", "t", where) == Watermark(0, 3_600_000)
-    with pytest.raises(PlanError, match="watermark of source 's': there is no event time"):
+    with pytest.raises(PlanError, match="watermark of source 's': it needs an event time"):
         check_watermark("1 second", None, None, where)
     with pytest.raises(PlanError, match="watermark of source 's' must be a span of time"):
         check_watermark("soon", None, "t", where)

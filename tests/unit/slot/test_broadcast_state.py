@@ -101,7 +101,7 @@ def test_subtasks_that_disagree_are_no_epoch(tmp_path: Path) -> None:
     before = job.newest.number
     with pytest.raises(FunctionError, match=r"operator 'alerts'(.|\n)*subtasks \[1\]") as caught:
         job.run(ROWS, [("a", 1)])
-    assert "rows and on ctx.broadcast alone" in str(caught.value)
+    assert "only on the rows and on ctx.broadcast" in str(caught.value)
     assert caught.value.facts["attempts"] == 4
     assert job.newest.number == before
 

@@ -15,10 +15,10 @@ import cairn
 from cairn.crash import POINTS, crash_point
 from cairn.testing import (
     SimulatedCrash,
+    call_at_points,
     crash_env,
     crash_points,
     simulated_crash,
-    told_of_passes,
 )
 
 
@@ -61,7 +61,7 @@ def test_whoever_is_told_of_a_pass_may_pass_points_itself() -> None:
         told.append(point)
         crash_point("driver.recovered")
 
-    with told_of_passes(tell):
+    with call_at_points(tell):
         crash_point("driver.collected")
         crash_point("driver.collected")
     crash_point("driver.collected")

@@ -13,7 +13,7 @@ from deltalake import DeltaTable, TableFeatures, write_deltalake
 
 from cairn.errors import EpochError, PlanError
 from cairn.sinks import Delta
-from cairn.testing import told_of_passes
+from cairn.testing import call_at_points
 from cairn.types import parse_schema
 from tests.at_once import at_once
 from tests.s3 import s3_server
@@ -185,7 +185,7 @@ def test_a_table_in_a_bucket_is_written_with_the_options_that_were_given() -> No
             sink, other = open_sink(url, **given), open_sink(url, **given)
             committables = [prepared(sink, 2, (1, "a"))]
             prepared(sink, 2, (1, "b"), subtask=1)
-            with told_of_passes(once(lambda o=other, c=committables: o.commit(2, c))):
+            with call_at_points(once(lambda o=other, c=committables: o.commit(2, c))):
                 sink.commit(2, committables)
             sink.recover(3)
             read = DeltaTable(url, storage_options=s3.env).to_pyarrow_table()

@@ -12,7 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
 from cairn.errors import CommitError, EpochError
-from cairn.testing import told_of_passes
+from cairn.testing import call_at_points
 from cairn.types import parse_schema
 from tests.unit.sinks.delta.tables import (
     KS,
@@ -164,7 +164,7 @@ def test_a_driver_in_between_with_the_same_epoch_wins_and_the_other_finds_its_ma
     """Both have looked and found nothing; the slower one is refused by the log."""
     sink, other = open_sink(tmp_path, **settings), open_sink(tmp_path, **settings)
     committables = [prepared(sink, 2, (1, "a"))]
-    with told_of_passes(once(lambda: other.commit(2, committables))):
+    with call_at_points(once(lambda: other.commit(2, committables))):
         sink.commit(2, committables)
     assert read_rows(tmp_path) == [(1, "a")]
     assert [e["operation"] for e in DeltaTable(str(tmp_path)).history()].count("CREATE TABLE") == 1
@@ -174,7 +174,7 @@ def test_a_driver_in_between_with_the_same_epoch_wins_and_the_other_finds_its_ma
 def test_another_writer_in_between_keeps_its_rows(tmp_path: Path, settings: dict[str, Any]) -> None:
     sink = open_sink(tmp_path, **settings)
     theirs = pa.Table.from_pylist([{"k": 9, "s": "theirs"}], KS)
-    with told_of_passes(once(lambda: write_deltalake(str(tmp_path), theirs, mode="append"))):
+    with call_at_points(once(lambda: write_deltalake(str(tmp_path), theirs, mode="append"))):
         published(sink, 2, (1, "a"))
     assert read_rows(tmp_path) == [(1, "a"), (9, "theirs")]
 
@@ -187,7 +187,7 @@ def test_a_new_driver_that_recovers_in_between_leaves_nothing_to_commit(
     old, new = open_sink(tmp_path, **settings), open_sink(tmp_path, **settings)
     published(old, 2, (1, "a"))
     committables = [prepared(old, 3, (2, "b"))]
-    with told_of_passes(once(lambda: new.recover(4))), pytest.raises(CommitError, match="removed"):
+    with call_at_points(once(lambda: new.recover(4))), pytest.raises(CommitError, match="removed"):
         old.commit(3, committables)
     assert read_rows(tmp_path) == [(1, "a")]
     published(new, 5, (3, "c"))
@@ -275,7 +275,7 @@ def test_a_column_that_another_writer_drops_meanwhile_is_not_lost_silently(
         write_deltalake(str(tmp_path), theirs, mode="overwrite", schema_mode="overwrite")
 
     with (
-        told_of_passes(once(overwrite)),
+        call_at_points(once(overwrite)),
         pytest.raises(CommitError, match=r"the table was changed(.|\n)*no column 's'"),
     ):
         sink.commit(3, committables)

@@ -13,7 +13,7 @@ import pytest
 from cairn.errors import CommitError
 from cairn.sinks import list_published
 from cairn.storage.arrow_store import ArrowStore
-from cairn.testing import SimulatedCrash, told_of_passes
+from cairn.testing import SimulatedCrash, call_at_points
 from tests.places import PLACES
 from tests.places.stage import Stage
 from tests.unit.sinks.files.folders import Folder
@@ -72,7 +72,7 @@ def test_whoever_reads_what_is_published_sees_whole_epochs(name: str, tmp_path: 
     place = Stage(PLACES[name](tmp_path))
     prepared = [place.prepared(2, (s, "x"), subtask=s) for s in range(3)]
     found: list[int] = []
-    with told_of_passes(lambda _: found.append(len(list_published(place.driver.path)))):
+    with call_at_points(lambda _: found.append(len(list_published(place.driver.path)))):
         place.driver.commit(2, prepared)
     assert found and set(found) <= {0, 3}
     assert len(list_published(place.driver.path)) == 3
