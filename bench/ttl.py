@@ -84,7 +84,7 @@ class Measured:
         return metrics
 
     def space(self) -> dict[str, int]:
-        run_id = self._run._coordinator.run_id
+        run_id = self._run._engine.coordinator.run_id
         return {"rss_bytes": slots_rss_bytes(run_id), "disk_bytes": slots_disk_bytes(run_id)}
 
 

@@ -13,10 +13,11 @@ ROOT = Path(__file__).parents[2]
 CELLS = [
     "from cairn import Job, sinks\n"
     "from cairn.report.notebook import Plot, timeline_svg\n"
-    "from tests.unit.plan.programs import process, source",
+    "from tests.unit.plan.programs import process, source\n"
+    "from tests.unit.report.test_notebook import epoch",
     "job = Job('spent')\nout = process(source(job, 'rows'), 'same')\nout",
     "out.sink_to(sinks.Noop(), uid='out')\njob",
-    "Plot(timeline_svg('spent', [{'epoch': 7, 'timings': {'run_ms': 12.0}}]))",
+    "Plot(timeline_svg('spent', [epoch(7)]))",
 ]
 
 

@@ -490,7 +490,7 @@ def test_restart_goes_on_from_the_log_wherever_sparks_folder_stands(spark, undis
                 path.unlink()
 
     feed(3)
-    assert finish(job, at)._batches.stand is Stand.FRESH
+    assert finish(job, at)._engine._batches.stand is Stand.FRESH
     for stand, change in [
         (Stand.EQUAL, lambda folder, batch: None),
         (Stand.BEHIND, forget_commit),
