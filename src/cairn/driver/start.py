@@ -30,6 +30,7 @@ from cairn.logs import logger
 from cairn.plan.deploy import job_spec
 from cairn.plan.explain import explain_graph
 from cairn.plan.graph import Graph
+from cairn.protocol.spec import JobSpec
 from cairn.sinks.base import Sink, SinkContext, closed_on_error, refuse_if_away
 from cairn.snapshots.load import load_savepoint, open_job
 from cairn.snapshots.savepoint import Savepoint, open_savepoint
@@ -73,8 +74,10 @@ def _start(graph: Graph, options: Options, opened: list[Sink]) -> Started:
     savepoint = None if options.savepoint is None else open_savepoint(options.savepoint)
     with _plan_error_on_io(store.url):
         job = open_job(store, graph.name, graph.group_count, savepoint)
+    # First: a function that cannot be pickled is found before a sink creates its target.
+    spec = _make_spec(graph, options, job, store.url)
     _open_sinks(graph, job, store.url, opened)
-    coordinator = _make_coordinator(graph, options, job, store, spark_store, parallelism)
+    coordinator = _make_coordinator(graph, options, spec, store, spark_store, parallelism)
     _take_over(graph, options, coordinator, job)
     progress.say(f"job {graph.name!r} is taken over on {store.url}")
     failures = Failures(store, graph.name)
@@ -115,22 +118,25 @@ def _open_sinks(graph: Graph, job: JobInfo, checkpoint: str, opened: list[Sink])
             node.sink.open(context)
 
 
-def _make_coordinator(
-    graph: Graph,
-    options: Options,
-    job: JobInfo,
-    store: Store,
-    spark_store: Store,
-    parallelism: int,
-) -> Coordinator:
-    spec = job_spec(
+def _make_spec(graph: Graph, options: Options, job: JobInfo, checkpoint: str) -> JobSpec:
+    return job_spec(
         graph,
         job_id=job.job_id,
-        checkpoint=store.url,
+        checkpoint=checkpoint,
         backend=options.backend,
         backend_memory_bytes=options.backend_memory_mb << 20,
         on_error=options.on_error,
     )
+
+
+def _make_coordinator(
+    graph: Graph,
+    options: Options,
+    spec: JobSpec,
+    store: Store,
+    spark_store: Store,
+    parallelism: int,
+) -> Coordinator:
     return Coordinator(
         spec,
         store,

@@ -81,6 +81,18 @@ def test_sinks_are_closed_when_a_later_one_cannot_be_opened(options: Options) ->
     assert sorted(seen[3:]) == ["close a", "close cannot close", "close cannot open"]
 
 
+def test_a_function_that_cannot_be_pickled_is_refused_before_a_sink_is_opened(
+    options: Options,
+) -> None:
+    seen: list[str] = []
+    graph = graph_of(seen, "a")
+    node: Any = graph.nodes["op"]
+    node.function.lock = threading.Lock()
+    with pytest.raises(PlanError, match=r"cannot be sent to the slots"):
+        start(graph, options)
+    assert seen == []
+
+
 def test_a_start_while_a_target_is_away_says_so_and_leaves_the_job_that_runs_alone(
     options: Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:

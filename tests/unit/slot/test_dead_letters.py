@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
 from cairn import BatchProcess, KeyedProcess, Process, WindowFunction, state
+from cairn.backends.packing import Packing
 from cairn.errors import CorruptFileError, FunctionError, PlanError
 from cairn.operators.window_functions import WindowApply
 from cairn.operators.window_process import WindowPlan
@@ -21,6 +23,7 @@ from cairn.protocol.letters import SAMPLE_CHARS_MAX, SAMPLE_MAX
 from cairn.slot import dead_letters
 from cairn.testing import Harness
 from cairn.types import parse_schema
+from cairn.types.codec import codec
 from cairn.windows import tumbling
 from tests.unit.operators.aggregates.support import made as aggregate
 from tests.unit.slot.one_level import Checkpoint, Count, run
@@ -447,6 +450,20 @@ def test_an_error_out_of_the_database_fails_the_epoch() -> None:
         pytest.raises(OSError, match="the disk is gone"),
     ):
         harness.push(("a", AT, 1))
+
+
+def read_damaged(*_: Any) -> None:
+    packing = Packing("value", codec(pa.string()), codec(pa.timestamp("us", "UTC")), None)
+    packing.value_of(b"\xc1")
+
+
+def test_a_row_of_the_database_that_cannot_be_decoded_fails_the_epoch() -> None:
+    with (
+        letters(read_damaged) as harness,
+        pytest.raises(msgspec.DecodeError),
+    ):
+        harness.push(("a", AT, 1))
+    assert harness.side("errors") == []
 
 
 class Unopened(Doing):

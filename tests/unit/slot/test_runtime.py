@@ -57,14 +57,21 @@ def seen(slot: LevelRuntime) -> Any:
 
 @pytest.mark.parametrize(
     "older",
-    [Token(0, 9, 9, 9), Token(1, 1, 9, 9), Token(1, 2, 0, 9), Token(1, 2, 1, 0)],
-    ids=["term", "epoch", "attempt", "task attempt"],
+    [
+        Token(0, 9, Execution(9, 9, 9), 9),
+        Token(1, 1, Execution(9, 9, 9), 9),
+        Token(1, 2, Execution(0, 9, 9), 9),
+        Token(1, 2, Execution(1, 0, 9), 9),
+        Token(1, 2, Execution(1, 1, 0), 9),
+        Token(1, 2, Execution(1, 1, 1), 0),
+    ],
+    ids=["term", "epoch", "batch", "attempt", "round", "task attempt"],
 )
 def test_an_older_attempt_can_neither_begin_nor_run_nor_finish(
     older: Token, checkpoint: Checkpoint, slot: LevelRuntime
 ) -> None:
     begin = checkpoint.begin()
-    newest = Token(1, 2, 1, 1)
+    newest = Token(1, 2, Execution(1, 1, 1), 1)
     slot.begin(newest, begin, 0)
     slot.run(newest, batch_of([(1, 1)]))
     for call in (
