@@ -40,7 +40,6 @@ from cairn.storage.paths import (
 from cairn.storage.retention import files_of
 from cairn.storage.store import LocalStore, NotFoundError, Store, other_store
 
-"""There from the first file of a savepoint on, until savepoint.json is: its creator may write."""
 _FOLDERS: Final = (
     STATE_FOLDER,
     SPARK_FOLDER,

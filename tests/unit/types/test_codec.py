@@ -20,9 +20,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from cairn.operators.window_functions import Window
 from cairn.storage.files import SegmentReader, encode_segment
 from cairn.types import OBJECT, parse_type, row_class
 from cairn.types.codec import FrozenMap, ValueTypeError, codec, is_hashable, strict
+from cairn.types.codec.leaves import MOVED
 from tests.unit.types.typed_values import typed
 
 UTC = dt.UTC
@@ -421,6 +423,35 @@ def test_objects_are_pickled_once_and_restored():
     assert codec("bigint").restore(7) == 7
     with pytest.raises(ValueTypeError, match="does not pickle"):
         c.normalise(lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("stored", "value"),
+    [
+        (b"\x80\x05ccairn.types\nRow_61\nK\x01\x85\x81.", row_class(["a"])(1)),
+        (b"\x80\x05ccairn.codec.base\nFrozenMap\n}\x8c\x01xK\x01s\x85R.", FrozenMap(x=1)),
+        (b"\x80\x05ccairn.window_functions\nWindow\nNN\x86\x81.", Window(None, None)),
+    ],
+)
+def test_objects_stored_before_their_classes_moved_are_restored(stored, value):
+    assert same(codec(object).restore(stored), value)
+
+
+def test_classes_in_stored_objects_move_only_with_a_way_to_find_them():
+    stored = {row_class(["a"]).__module__, FrozenMap.__module__, Window.__module__}
+    assert stored == set(MOVED.values())
+
+
+@pytest.mark.parametrize(
+    ("stored", "error"),
+    [
+        (b"\x80\x05cgone_module\nThing\n.", ModuleNotFoundError),
+        (b"\x80\x05cpickle\nThing\n.", AttributeError),
+    ],
+)
+def test_an_object_whose_class_is_missing_is_an_error(stored, error):
+    with pytest.raises(error, match=r"gone_module|Thing"):
+        codec(object).restore(stored)
 
 
 def test_codecs_are_shared_and_travel():

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import decimal
+import io
 import math
 import pickle
 import struct
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -328,4 +330,26 @@ def object_codec() -> Codec:
             raise misfit(OBJECT, value, f"it does not pickle: {error}") from error
 
     binary = plain_codec(pa.binary())
-    return dataclasses.replace(binary, type=OBJECT, normalise=normalise, restore=pickle.loads)
+    return dataclasses.replace(binary, type=OBJECT, normalise=normalise, restore=_unpickle)
+
+
+MOVED: Final = {
+    "cairn.types": "cairn.types.declared",
+    "cairn.codec.base": "cairn.types.codec.core",
+    "cairn.window_functions": "cairn.operators.window_functions",
+}
+"""Former modules of rows, maps and windows: pickles in old state name them."""
+
+
+class _Unpickler(pickle.Unpickler):
+    """Finds classes also under the modules they had in older versions."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        return super().find_class(MOVED.get(module, module), name)
+
+
+def _unpickle(data: bytes) -> Datum:
+    try:
+        return pickle.loads(data)
+    except (ModuleNotFoundError, AttributeError):
+        return _Unpickler(io.BytesIO(data)).load()
