@@ -77,7 +77,7 @@ def make_rows(count: int, seed: int) -> list[tuple[Any, ...]]:
 def plan(request: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways in which Spark can make partials."""
     chosen = frozenset({"totals"}) if request.param == "grouped" else frozenset()
-    monkeypatch.setattr(PartialChoice, "chosen", lambda self, epoch: chosen)
+    monkeypatch.setattr(PartialChoice, "choose", lambda self, epoch: chosen)
     return str(request.param)
 
 
@@ -236,14 +236,14 @@ def test_spark_aggregates_ahead_while_that_leaves_few_rows(
     spark: Any, make_input: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen: list[bool] = []
-    choose = PartialChoice.chosen
+    choose = PartialChoice.choose
 
     def watched(self: PartialChoice, epoch: int) -> frozenset[str]:
         found = choose(self, epoch)
         chosen.append("totals" in found)
         return found
 
-    monkeypatch.setattr(PartialChoice, "chosen", watched)
+    monkeypatch.setattr(PartialChoice, "choose", watched)
     monkeypatch.setattr(partials, "ROWS_MIN", 10)
     few = [(v % 3, v) for v in range(100)]
     many = [(v, v) for v in range(100)]

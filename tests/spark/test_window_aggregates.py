@@ -134,7 +134,7 @@ def batch_windows(
 
 def choose(monkeypatch: Any, grouped: bool) -> None:
     chosen = frozenset({"totals"}) if grouped else frozenset()
-    monkeypatch.setattr(PartialChoice, "chosen", lambda self, epoch: chosen)
+    monkeypatch.setattr(PartialChoice, "choose", lambda self, epoch: chosen)
 
 
 @pytest.mark.parametrize("name", SPECS)
