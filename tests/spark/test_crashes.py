@@ -151,7 +151,9 @@ def test_driver_killed_at_its_start_or_in_an_epoch_loses_and_doubles_nothing(
     named = [p for p in named if p not in (*DRIVER_POINTS, *SINK_POINTS)]
     points = [(p, *arguments.get(p, (2,))) for p in named]
     at_start, in_epoch = points[:4], points[4:]
-    assert len(in_epoch) == 3 and {p for p, *_ in at_start} <= arguments.keys()
+    assert {p for p, *_ in at_start} <= arguments.keys(), "those of a start are first in POINTS"
+    # Each one more costs the second chain up to two files of `undisturbed`.
+    assert len(in_epoch) == 3, f"found {in_epoch}: are there enough files for one more?"
     takeover, savepoint, rewind, recovered = at_start
     a, b = tmp_path / "a", tmp_path / "b"
     saved = epochs(undisturbed.checkpoint)[1]

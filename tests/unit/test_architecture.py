@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.test_public_api import LAYERS, LEAVES, layer
+
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "cairn"
 PAGES = [
@@ -43,3 +45,19 @@ def test_paths_on_a_page_exist(page: Path) -> None:
 def test_pages_name_modules() -> None:
     paths = named_paths((ROOT / "docs" / "architecture.md").read_text())
     assert "storage/manifest.py" in paths and not exists("storage/no_such_module.py")
+
+
+def test_the_map_has_every_room_once_and_in_the_order_of_imports() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    table = text.partition("## The map")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    rooms = [
+        name.strip("/").replace("/", ".") for row in rows for name in re.findall("`([^`]+)`", row)
+    ]
+    # cairn itself and its entry point have no room; the archive is made by a program of its own.
+    expected = set().union(*LAYERS, LEAVES) - {"", "__main__", "driver.archiving"}
+    assert sorted(rooms) == sorted(expected)
+    leaves_from = min(rooms.index(leaf) for leaf in LEAVES)
+    ranks = [layer(name) for name in rooms[:leaves_from]]
+    assert ranks == sorted(ranks, reverse=True)
+    assert set(rooms[leaves_from:]) == LEAVES

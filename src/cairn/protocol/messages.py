@@ -4,6 +4,10 @@
     run     batches of rows in, batches of the envelope out, the acknowledgement last
     end     a slot is not needed any more
 
+Begin and run come from the forwarder, by the slot's first socket (`slot/server`, which also has
+the header of its calls). End comes from the driver, by the second one (`slot/door`, with the
+messages of `protocol/lookups`), or by the first one from the same machine.
+
 Acknowledgements travel in band, as the last row a subtask emits. They depend only on epoch,
 state and input, because Spark compares the output of a stage that runs twice. Timings and
 places vary between runs, so they travel beside them, as `Report`.

@@ -301,7 +301,10 @@ class _StoredOperator(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class StoredEpoch(msgspec.Struct, frozen=True, kw_only=True, tag="epoch", tag_field="kind"):
-    """An epoch as it is on disk: complete, or the changes relative to another epoch."""
+    """An epoch as it is on disk: complete, or the changes relative to another epoch.
+
+    It has every field of `Epoch`. New ones have a default in both, for records without them.
+    """
 
     number: int
     parent: int | None

@@ -70,6 +70,7 @@ def make_aggregate(
     elif function == "approx_count_distinct":
         parts = (Distinct(),)
     else:
+        assert function.startswith(("stddev_", "var_")), f"{function} has no parts"
         parts = (Moments(),)
     return Aggregate(call, argument_type, type_, parts)
 

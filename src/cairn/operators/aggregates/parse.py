@@ -49,7 +49,7 @@ class Call:
 
     @property
     def sql(self) -> str:
-        """The whole call as Spark SQL."""
+        """The whole call as Spark SQL, which gives the type of the result."""
         skips = ", true" if self.skips_nulls else ""
         argument = "1" if self.argument is None else self.argument
         return f"{self.function}({argument}{skips})"

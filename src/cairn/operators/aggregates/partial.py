@@ -166,7 +166,8 @@ def _part_sql(call: Call, part: Part, order: str | None) -> tuple[list[str], lis
     if part.names == ("sum",):
         total = f"cast({x} AS {_summand(part)})"
         return [total], [f"sum({total})"]
-    return [x], [f"{call.function}{x}"]
+    assert part.names in (("min",), ("max",)), f"{part.names} have no SQL"
+    return [x], [f"{part.names[0]}{x}"]
 
 
 def _summand(part: Part) -> str:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from cairn.errors import FunctionError, PlanError
 from cairn.operators.aggregates.accumulate import Accumulators, make_aggregate
-from cairn.operators.aggregates.parse import parse_calls
+from cairn.operators.aggregates.parse import Call, parse_calls
 
 D = decimal.Decimal
 DEC = pa.decimal128(12, 2)
@@ -230,3 +230,8 @@ def test_the_least_of_a_struct_is_refused() -> None:
     struct = pa.struct([("a", pa.int64())])
     with pytest.raises(PlanError, match=r"min\(v\) is struct"):
         accumulators("min(v)", struct, struct)
+
+
+def test_function_without_parts_is_not_taken_for_a_variance() -> None:
+    with pytest.raises(AssertionError, match="median has no parts"):
+        make_aggregate(Call("x", "median", "v"), pa.int64(), pa.int64(), is_timed=False)

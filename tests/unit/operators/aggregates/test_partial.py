@@ -5,9 +5,10 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from cairn.operators.aggregates.accumulate import make_aggregate
-from cairn.operators.aggregates.parse import parse_calls
+from cairn.operators.aggregates.accumulate import Aggregate, make_aggregate
+from cairn.operators.aggregates.parse import Call, parse_calls
 from cairn.operators.aggregates.partial import Partials, make_partials
+from cairn.operators.aggregates.parts import Extreme
 
 SCHEMA = pa.schema([("_k", pa.int64()), ("at", pa.int64()), ("v", pa.list_(pa.int64()))])
 
@@ -75,3 +76,10 @@ def test_distinct_values_are_left_to_the_slot() -> None:
     partials = made("approx_count_distinct(v)", pa.int64())
     assert partials.grouping is None
     assert not any("collect_set" in column for column in partials.grouped)
+
+
+def test_the_sql_of_an_extreme_follows_from_the_part_and_not_from_the_call() -> None:
+    parts = (Extreme(pa.int64(), is_max=False), Extreme(pa.int64(), is_max=True))
+    both = Aggregate(Call("x", "max_minus_min", "at"), pa.int64(), pa.int64(), parts)
+    found = make_partials(SCHEMA, ["_k"], [both], order=None).grouped
+    assert found[-2:] == ("cast(min(at) AS bigint) AS `__p0`", "cast(max(at) AS bigint) AS `__p1`")
