@@ -514,7 +514,12 @@ class Broadcast(_Mapping[K, V]):
         return type_ddl(self.key_type)
 
 
-refuse_operators(Value, Reducing, Aggregating)
+_ONE_VALUE: Final = (Value, Reducing, Aggregating)
+ONE_VALUE_KINDS: Final = frozenset(each.kind for each in _ONE_VALUE)
+"""Kinds of keyed state that store one value per key: readers treat them alike, and a state may
+change from one to another between runs."""
+
+refuse_operators(*_ONE_VALUE)
 refuse_operators(List, Map, OperatorList, Broadcast, are_containers=True)
 
 

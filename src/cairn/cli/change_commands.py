@@ -48,7 +48,7 @@ def rollback(
 
     [dim]cairn rollback ckpt 42[/dim]
     """
-    from cairn.cli.history import roll_back
+    from cairn.cli.changing import roll_back
 
     roll_back(checkpoint, epoch, yes=yes, as_json=as_json)
 
@@ -69,7 +69,7 @@ def branch(
 
     [dim]cairn branch ckpt@42 experiment[/dim]
     """
-    from cairn.cli.history import make_branch
+    from cairn.cli.changing import make_branch
 
     make_branch(
         checkpoint,
@@ -92,6 +92,6 @@ def rm(
 
     [dim]cairn rm experiment[/dim]
     """
-    from cairn.cli.history import remove
+    from cairn.cli.changing import remove
 
     remove(checkpoint, yes=yes, force=force, as_json=as_json)

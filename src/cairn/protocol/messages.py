@@ -139,6 +139,7 @@ class OperatorAck(msgspec.Struct, frozen=True):
     rows_in: int
     rows_out: int
     keys_changed: int
+    """Keys of values and lists, entries of maps: `entries_changed` of a report."""
     delta: StateFile | None
     late_rows: int = 0
     untimed_rows: int = 0

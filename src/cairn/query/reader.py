@@ -33,6 +33,7 @@ from cairn.snapshots.reader import EpochReader
 from cairn.snapshots.shape import KEY_GROUP, TIME, Shape, key_columns, times
 from cairn.snapshots.stored_states import EpochStates
 from cairn.snapshots.tables import StateSource, StateTable, open_epoch, open_state
+from cairn.state import ONE_VALUE_KINDS
 from cairn.storage.manifest import Epoch, SparkPosition
 from cairn.storage.store import NotFoundError, Store, open_store
 from cairn.types import schema_ddl
@@ -47,8 +48,6 @@ SENT_ROWS: Final = 1 << 16
 KEPT_BYTES: Final = 128 << 20
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
-_NEVER_NULL: Final = ("value", "reducing", "aggregating")
-"""Kinds of state whose values are there, or their rows are not: a null could not be told apart."""
 _DIFF_ROWS: Final = 1 << 14
 _DIFF_NAMES: Final = frozenset({"change", "entry", "position", "time", "before", "after"})
 
@@ -189,7 +188,8 @@ class _Sent:
         self._fields: list[str] = []
         """Fields of a value that is split into columns."""
         for field in table.schema:
-            is_whole = field.name == "value" and table.kind in _NEVER_NULL
+            # A value of such a state is there, or its row is not: a null could not be told apart.
+            is_whole = field.name == "value" and table.kind in ONE_VALUE_KINDS
             if is_whole and pa.types.is_struct(field.type) and field.type.num_fields:
                 self._fields = [part.name for part in field.type]
                 fields += [pa.field(_part(n), part.type) for n, part in enumerate(field.type)]

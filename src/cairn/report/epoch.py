@@ -126,6 +126,7 @@ class OperatorTotals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # Fields without a default are always written; the long ones only if there is something in them.
+# A field that an older manifest lacks is read as NOTHING_MEASURED has it.
 class OperatorMeasured(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Figures of an operator in an epoch, as its manifest has them."""
 

@@ -22,6 +22,7 @@ from cairn.errors import CorruptFileError, StateNotFoundError
 from cairn.snapshots.columns import StateColumns
 from cairn.snapshots.holds import check_kept
 from cairn.snapshots.reader import EpochReader
+from cairn.state import ONE_VALUE_KINDS
 from cairn.storage.log import Log
 from cairn.storage.manifest import (
     EMPTY_VERSION,
@@ -204,9 +205,9 @@ def _of(columns: dict[str, StateColumns], names: list[str]) -> dict[str, StateCo
 
 def is_comparable(left: StateColumns, right: StateColumns) -> bool:
     """True if two states of the same name can be compared key by key."""
-    folded = {"reducing": "value", "aggregating": "value"}
-    kinds = {folded.get(each.decl.kind, each.decl.kind) for each in (left, right)}
-    return len(kinds) == 1 and left.key_type == right.key_type
+    kinds = {left.decl.kind, right.decl.kind}
+    is_same = len(kinds) == 1 or kinds <= ONE_VALUE_KINDS
+    return is_same and left.key_type == right.key_type
 
 
 def _expire_between(before: dict[str, StateColumns], after: dict[str, StateColumns]) -> bool:

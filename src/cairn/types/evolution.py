@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from cairn.errors import FunctionError
-from cairn.state import TTL, Declaration
+from cairn.state import ONE_VALUE_KINDS, TTL, Declaration
 from cairn.types import OBJECT, parse_type, type_ddl
 from cairn.types.codec import codec
 from cairn.types.codec.core import Values
@@ -95,7 +95,7 @@ def revives(held: StateDecl, declaration: Declaration) -> bool:
 
 
 def _layout(kind: str) -> str:
-    return "value" if kind in ("reducing", "aggregating") else kind
+    return "value" if kind in ONE_VALUE_KINDS else kind
 
 
 def _equal(left: pa.DataType, right: pa.DataType) -> bool:

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cairn.errors import QueryError
+from cairn.state import ONE_VALUE_KINDS
 from cairn.web.errors import ApiError
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 Key = tuple[Any, ...]
 
 ABSENT: Final = object()
-_ONE_ROW: Final = ("value", "reducing", "aggregating", "broadcast")
+_ONE_ROW: Final = ONE_VALUE_KINDS | {"broadcast"}
 _OF_ITEMS: Final = ("list", "operator-list", "feedback")
 
 

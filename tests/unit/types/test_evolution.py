@@ -556,3 +556,13 @@ def test_a_type_and_a_ttl_change_together_and_times_stay() -> None:
     migrated = reshaped(stamped, declaration, held=expiring)
     assert migrated["value"].to_pylist() == [None, None, {"at": 99, "value": "7"}]
     assert migrated["live"].to_pylist() == [False, False, True]
+
+
+def test_every_kind_of_one_value_per_key_is_known_to_readers() -> None:
+    declared = [
+        each
+        for each in vars(state).values()
+        if isinstance(each, type) and issubclass(each, Declaration) and each.kind
+    ]
+    keyed = {each.kind for each in declared if each.layout == "value"} - {state.Broadcast.kind}
+    assert keyed == state.ONE_VALUE_KINDS

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cairn.driver.coordinator.reports import report_of
 from cairn.driver.serving import Serve
 from cairn.metrics import HistogramCounts, UserMetrics
-from cairn.report.epoch import Timings
+from cairn.report.epoch import EpochReport, OperatorReport, Timings
 from cairn.report.status import STATUSES
 from cairn.web.app import make_app
 from cairn.web.prometheus import CONTENT_TYPE, render
@@ -26,7 +26,8 @@ from cairn.web.site import Site
 from tests.unit.driver.coordinator.leads import Lead, run_counting
 from tests.unit.report.reports import operator_report
 
-GRAFANA = Path(__file__).parents[3] / "docs" / "grafana" / "cairn.json"
+DOCS = Path(__file__).parents[3] / "docs"
+GRAFANA = DOCS / "grafana" / "cairn.json"
 
 
 @pytest.fixture
@@ -236,6 +237,15 @@ def exported(lead: Lead) -> set[str]:
 
 def panels(board: dict[str, Any]) -> list[dict[str, Any]]:
     return [p for p in board["panels"] if p["type"] != "row"]
+
+
+def test_the_page_of_metrics_has_every_name(lead: Lead) -> None:
+    page = (DOCS / "metrics.md").read_text()
+    known = {re.sub(r"_seconds_(sum|count)$", "_seconds", name) for name in exported(lead)}
+    told = set(re.findall(r"`(cairn_[a-z_]+)[`{]", page))
+    assert not {name for name in known - told if not name.startswith("cairn_user_")}
+    fields = {*EpochReport.__struct_fields__, *OperatorReport.__struct_fields__}
+    assert not {name for name in fields - {"term"} if f"`{name}`" not in page}
 
 
 def test_grafana_asks_only_for_what_is_exported(lead: Lead) -> None:

@@ -28,7 +28,9 @@ from cairn.slot.heat import hottest
 from cairn.storage.manifest import Held
 
 _PHASES = ("begin_ms", "process_ms", "snapshot_ms")
-_ROWS = ("rows_in", "rows_out", "late_rows", "untimed_rows", "error_rows")
+_COUNTED = ("rows_in", "rows_out", "late_rows", "untimed_rows", "error_rows")
+"""Figures that have one name in acknowledgements, manifests and totals."""
+_SUMMED = (*_COUNTED, "entries_changed", "delta_bytes")
 
 
 def collect_announced(reports: Sequence[Report]) -> list[Compacted]:
@@ -143,10 +145,8 @@ def measure_epoch(
     subtasks: dict[str, dict[int, int]] = {}
     for ack in acks:
         for op in ack.operators:
-            sums = counted.setdefault(
-                op.uid, dict.fromkeys((*_ROWS, "entries_changed", "delta_bytes"), 0)
-            )
-            for name in _ROWS:
+            sums = counted.setdefault(op.uid, dict.fromkeys(_SUMMED, 0))
+            for name in _COUNTED:
                 sums[name] += getattr(op, name)
             sums["entries_changed"] += op.keys_changed
             sums["delta_bytes"] += 0 if op.delta is None else op.delta.length
@@ -242,7 +242,6 @@ def add_measured(before: Measured, last: Measured) -> Measured:
 
 
 def _add_operator(before: OperatorMeasured, last: OperatorMeasured) -> OperatorMeasured:
-    summed = (*_ROWS, "entries_changed", "delta_bytes")
     hot = [(each.key, each.rows) for each in (*before.hot_keys, *last.hot_keys)]
     return msgspec.structs.replace(
         last,
@@ -251,7 +250,7 @@ def _add_operator(before: OperatorMeasured, last: OperatorMeasured) -> OperatorM
         group_rows=_add_lists(before.group_rows, last.group_rows),
         hot_keys=[HotKey(*each) for each in hottest(hot)],
         error_sample=[*before.error_sample, *last.error_sample][:SAMPLE_MAX],
-        **{name: getattr(before, name) + getattr(last, name) for name in summed},
+        **{name: getattr(before, name) + getattr(last, name) for name in _SUMMED},
     )
 
 

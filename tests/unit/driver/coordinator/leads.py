@@ -34,7 +34,7 @@ class Recorder(Collect):
         self.failures = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_parts": {}, "calls": [], "failures": 0}
+        return {"_published": {}, "calls": [], "failures": 0}
 
     def commit(self, epoch: int, committables: Sequence[Committable], batch: int = 0) -> None:
         self.calls.append(("commit", epoch) if batch == 0 else ("commit", epoch, batch))

@@ -1,4 +1,4 @@
-"""The commands that change a checkpoint as a whole: rollback, branch, rm.
+"""Change a checkpoint as a whole: what `rollback`, `branch` and `rm` of `change_commands` do.
 
 Always true here:
 - before a change that cannot be undone, it is described and confirmed; `--yes` confirms it;
