@@ -74,6 +74,7 @@ def test_a_function_that_fails_in_spark_is_reported_or_its_row_put_aside(
         (lambda: F.date_trunc("day", F.current_timestamp()).alias("d"), "it is not deterministic"),
         (lambda: F.explode(F.split("email", "@")).alias("p"), "it is not a value of one row"),
         (lambda: F.lower("email").alias("id"), "the stream has a column 'id' already"),
+        (lambda: F.lower("email").alias("Email"), "the stream has a column 'email' already"),
         (lambda: F.lower("nope").alias("x"), "cannot be planned: .*nope"),
         (lambda: 5, "expected names of columns and Spark expressions, found 5"),
         (lambda: F.create_map("email", "id").alias("m"), "which Spark cannot hash"),

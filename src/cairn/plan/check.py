@@ -46,7 +46,7 @@ def check_uid(uid: str, taken: Mapping[str, Any]) -> None:
     check_name("uid", uid)
     if uid in taken:
         kind = type(taken[uid]).__name__.removesuffix("Node").lower()
-        known = "an operator" if kind == "process" else f"a {kind}"
+        known = {"process": "an operator", "rows": "a function over rows"}.get(kind, f"a {kind}")
         raise PlanError(
             f"uid {uid!r} is used twice\n  found: {known} has this name\n"
             "  next: give each source, operator and sink a name of its own; state is found by it "

@@ -37,7 +37,7 @@ from pyspark.sql.pandas.functions import pandas_udf
 from pyspark.util import PythonEvalType
 
 from cairn.errors import PlanError
-from cairn.plan.deploy import direct_inputs, lanes_out, pickle_function, taps
+from cairn.plan.deploy import direct_inputs, lanes_out, taps
 from cairn.plan.graph import (
     Edge,
     Graph,
@@ -393,8 +393,6 @@ class Planner:
         """Run plain Python functions over rows, in the stage that the rows are in."""
         name = steps[-1].name
         if name not in self._row_functions:
-            for step in steps:
-                pickle_function(step.name, step.function)
             udf = pandas_udf(
                 RowSteps([RowStep(s.name, s.function, s.read_schema, s.schema) for s in steps]),
                 returnType=schema_ddl(steps[-1].schema),

@@ -11,6 +11,7 @@ from cairn.backends import DEFAULT_MEMORY_BYTES
 from cairn.errors import PlanError
 from cairn.functions import Function
 from cairn.logs import current_format
+from cairn.operators.rows import RowFunction
 from cairn.plan.check import check_ttl
 from cairn.plan.graph import (
     Edge,
@@ -19,6 +20,7 @@ from cairn.plan.graph import (
     Level,
     Port,
     ProcessNode,
+    RowsNode,
     TransformNode,
     inlet_time,
     key_types,
@@ -66,6 +68,10 @@ def job_spec(
     backend_memory_bytes: int = DEFAULT_MEMORY_BYTES,
     on_error: OnError = "fail",
 ) -> JobSpec:
+    for node in graph.nodes.values():
+        if isinstance(node, RowsNode):
+            # Spark would pickle it in the first epoch.
+            pickle_function(node.name, node.function)
     tap_lanes = taps(graph)
     levels = tuple(
         LevelSpec(
@@ -110,9 +116,11 @@ def pickle_function(uid: str, function: Function) -> bytes:
     try:
         return cloudpickle.dumps(function)  # type: ignore[no-any-return]
     except Exception as error:
+        is_plain = isinstance(function, RowFunction)
         raise PlanError(
             f"operator {uid!r}: its function cannot be sent to the slots ({error})\n"
-            "  next: create connections, locks and the like in open(), not in __init__"
+            "  next: create connections, locks and the like in open()"
+            + (" of a Process" if is_plain else ", not in __init__")
         ) from error
 
 

@@ -190,7 +190,7 @@ def build_graph(
             key: rows_operator(node) if isinstance(node, RowsNode) else node
             for key, node in nodes.items()
         }
-        check_time_nodes(nodes)
+    check_time_nodes(nodes)
     if not 1 <= group_count <= MAX_GROUP_COUNT:
         raise PlanError(
             f"max_parallelism of job {name!r} must be between 1 and {MAX_GROUP_COUNT}, "

@@ -92,11 +92,13 @@ def _check_expression(rows: DataFrame, key: Column) -> str:
             f"key_by({text}): the key column has no name\n"
             "  next: name it with .alias('...'); state, queries and savepoints use the name"
         )
-    if name in rows.columns:
+    # Spark takes names that differ in case for one, unless it is told otherwise.
+    taken = next((column for column in rows.columns if column.lower() == name.lower()), None)
+    if taken is not None:
         raise PlanError(
-            f"key_by({text}): the stream has a column {name!r} already\n"
+            f"key_by({text}): the stream has a column {taken!r} already\n"
             "  next: give the key column another alias",
-            column=name,
+            column=taken,
         )
     plan = planned._jdf.queryExecution().analyzed()
     before = rows._jdf.queryExecution().analyzed()

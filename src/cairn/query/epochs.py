@@ -122,8 +122,8 @@ class RangeReport(msgspec.Struct, frozen=True, kw_only=True):
     files: list[FileReport]
 
 
-class EntryReport(OperatorReport, frozen=True, kw_only=True):
-    """An entry of a manifest: the state of an operator, or its broadcast state."""
+class EntryReport(OperatorReport, frozen=True, kw_only=True, omit_defaults=False):
+    """An entry of a manifest, every field of it: state of an operator, or its broadcast state."""
 
     operator: str
     function_version: str

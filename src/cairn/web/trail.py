@@ -36,7 +36,9 @@ class Trail:
         """Add epochs that this process has committed itself, with the times of their commits."""
         with self._lock:
             for epoch in epochs:
-                if epoch.epoch not in self._seen:
+                known = self._seen.get(epoch.epoch)
+                # It may have been read from the log before its sinks had published it.
+                if known is None or (known.commit_ms is None and epoch.commit_ms is not None):
                     self._keep(_without_lists(epoch))
 
     def newest(self, log: Log, limit: int, before: int | None = None) -> list[EpochReport]:

@@ -51,10 +51,10 @@ class RowSteps:
                 running[0].run(batch)
                 yield from out
                 out.clear()
-        except FunctionError as error:
+        except CairnError as error:
             facts = {k: v for k, v in error.facts.items() if isinstance(v, str)}
             raise SubtaskError(
-                pack_failure(Failure("FunctionError", error.message, facts))
+                pack_failure(Failure(type(error).__name__, error.message, facts))
             ) from error
 
 
@@ -101,7 +101,7 @@ class _RunningStep:
         return function_error(step.uid, self._where, error, step.function.function, row=short(row))
 
     def _place(self, error: FunctionError) -> FunctionError:
-        # An error with a place comes from a step behind this one.
-        if "at" in error.facts:
+        # Rows leave while the next step runs: the error may be of a step behind this one.
+        if error.facts.get("operator", self._step.uid) != self._step.uid:
             return error
         return place_error(self._step.uid, error, self._step.function.function)

@@ -17,6 +17,7 @@ import pytest
 
 import cairn
 from cairn.errors import FunctionError
+from cairn.query.epochs import EntryReport
 from cairn.report.epoch import Measured, Timings
 from cairn.storage.failures import Failures
 from cairn.storage.files import encode_segment
@@ -176,6 +177,14 @@ def test_show_of_a_job_that_failed_before_its_first_epoch_says_with_what(tmp_pat
             assert text in result.stdout, (command, text)
     facts = json.loads(call("show", tmp_path / "new", "--json").stdout)
     assert facts["epoch"] is None and facts["health"]["failure"]["operator"] == "score"
+
+
+def test_show_has_every_field_of_an_operator_also_where_nothing_was_measured(
+    checkpoint: Path,
+) -> None:
+    (operator,) = json_of("show", checkpoint)["operators"].values()
+    assert operator["hot_keys"] == operator["group_rows"] == operator["error_sample"] == []
+    assert set(EntryReport.__struct_fields__) == operator.keys()
 
 
 def test_ls_all_shows_takeovers_restores_and_what_was_rolled_back(checkpoint: Path) -> None:

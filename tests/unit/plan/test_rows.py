@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 
 from cairn import Job, Process, sinks
 from cairn.driver.coordinator.resume import check_resume
-from cairn.errors import FunctionError, PlanError
+from cairn.errors import FunctionError, PlanError, StateNotFoundError
 from cairn.operators.rows import FilterRows, FlatMapRows, MapRows, RowFunction
 from cairn.plan.deploy import job_spec
 from cairn.plan.explain import explain_graph
@@ -148,6 +150,27 @@ def test_a_watermark_behind_a_function_that_became_an_operator_is_refused(job: J
         job.graph("dead-letter")
 
 
+def test_a_side_output_is_refused_where_a_watermark_was_declared_before(job: Job) -> None:
+    rows = source(job, "s", TIMED).map(lambda row: row)
+    process(rows.event_time("t", watermark="1 second"), "a", TIMED)
+    rows.side("errors").sink_to(sinks.Noop(), uid="errors")
+    with pytest.raises(PlanError, match=r"operator 's.map' emits these rows"):
+        job.graph()
+
+
+def test_the_name_of_a_function_over_rows_is_taken(job: Job) -> None:
+    rows = source(job, "s").map(double)
+    with pytest.raises(PlanError, match=r"(?s)uid 's.map' is used twice.*a function over rows has"):
+        process(rows, "s.map")
+
+
+def test_a_function_that_cannot_be_pickled_is_refused_at_the_start(job: Job) -> None:
+    lock = threading.Lock()
+    process(source(job, "s").filter(lambda row: lock.locked()), "a")
+    with pytest.raises(PlanError, match=r"(?s)operator 's.filter'.*in open\(\) of a Process"):
+        spec(job)
+
+
 def test_functions_are_explained_by_their_name_or_place(job: Job) -> None:
     process(source(job, "s").map(double), "a").filter(lambda row: True)
     graph = explain_graph(job.graph())
@@ -231,6 +254,25 @@ def test_an_error_of_a_later_step_is_not_blamed_on_the_first() -> None:
     failure = find_failure(str(raised.value))
     assert failure is not None and failure.facts["operator"] == "step-1"
     assert failure.message.startswith("flat_map() of operator 'step-1' raised AttributeError")
+
+
+def test_a_later_step_without_a_place_does_not_get_that_of_the_first() -> None:
+    first = (MapRows(double), ROW)
+    with pytest.raises(SubtaskError) as raised:
+        list(run([first, (FlatMapRows(operator.itemgetter("x")), ROW)], (7, 0)))
+    failure = find_failure(str(raised.value))
+    assert failure is not None and failure.facts["operator"] == "step-1"
+    assert "in double" not in failure.message
+
+
+def test_errors_of_cairn_keep_their_kind() -> None:
+    def look(row: Any) -> Any:
+        raise StateNotFoundError("no state 'x'")
+
+    with pytest.raises(SubtaskError) as raised:
+        list(run([(MapRows(look), ROW)], (7, 0)))
+    failure = find_failure(str(raised.value))
+    assert failure is not None and failure.kind == "StateNotFoundError"
 
 
 # In a slot

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cairn import KeyedProcess, state
@@ -62,3 +63,13 @@ def test_an_index_beyond_the_list_names_the_state(harness: Harness) -> None:
     harness.push((1, "plain", 1))
     with pytest.raises(IndexError, match="state 'plain' has 1 items: no index -2"):
         harness.function.plain[-2]
+
+
+def test_an_index_is_any_whole_number_and_nothing_else(harness: Harness) -> None:
+    harness.push([(1, "plain", 1), (1, "plain", 2)])
+    harness.commit()
+    items: Any = harness.function.plain
+    assert (items[np.int64(-1)], items[True]) == (2, 2)
+    for index in (1.0, "1", None):
+        with pytest.raises(TypeError):
+            items[index]

@@ -225,6 +225,18 @@ def test_an_epoch_has_the_same_parts_told_by_its_run_and_read_from_the_log(
     assert sum(ms for _, ms in told.parts.items()) == 120.0
 
 
+def test_the_time_of_a_commit_is_added_to_an_epoch_that_was_seen_before_it(
+    checkpoint: Checkpoint,
+) -> None:
+    trail, log = Trail(), Log(checkpoint.store)
+    epoch = log.newest_epoch()
+    assert epoch is not None and trail.newest(log, 1)[0].commit_ms is None
+    for commit_ms in (None, 20.0, None):
+        trail.remember([report_of(epoch, commit_ms)])
+    (found,) = trail.newest(log, 1)
+    assert (found.commit_ms, found.parts.commit) == (20.0, 20.0)
+
+
 def test_a_failure_is_one_file_that_counts_its_attempts(checkpoint: Checkpoint) -> None:
     failures = Failures(checkpoint.store, "shop")
     error = FunctionError("process() raised", operator=UID, key="<b>7</b>", row="Row(k=7)")

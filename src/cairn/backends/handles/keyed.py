@@ -11,6 +11,7 @@ Always true here:
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -163,7 +164,8 @@ class ListHandle(List[Any]):
         held = self._rows[scope.group].get(scope.key, ())
         start, added = self._changes[scope.group].get(scope.key, (len(held), ()))
         count = start + len(added)
-        at = index + count if index < 0 else index
+        at = operator.index(index)
+        at = at + count if at < 0 else at
         if not 0 <= at < count:
             raise IndexError(f"state {self.name!r} has {count} items: no index {index}")
         item = held[at] if at < start else added[at - start]
