@@ -7,7 +7,6 @@ Always true here:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -28,12 +27,6 @@ def json_rows(batch: pa.RecordBatch | pa.Table) -> list[dict[str, Any]]:
 def json_columns(schema: pa.Schema) -> list[dict[str, str]]:
     """Return names and types of the columns."""
     return [{"name": field.name, "type": format_type(field.type)} for field in schema]
-
-
-def json_table(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> dict[str, Any]:
-    """{"columns": [{"name", "type"}], "rows": [...]}."""
-    rows = [row for batch in batches for row in json_rows(batch)]
-    return {"columns": json_columns(schema), "rows": rows}
 
 
 def json_column(column: pa.Array | pa.ChunkedArray) -> list[Any]:

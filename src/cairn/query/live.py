@@ -41,9 +41,6 @@ KEYS_MAX: Final = 100_000
 """Keys in one query."""
 
 
-_Declared = tuple[OperatorSpec, Aggregating[Value, Value] | None]
-
-
 class Answer(NamedTuple):
     """State of one key, as of an epoch."""
 

@@ -137,10 +137,10 @@ class TableRows:
 
     # From stored rows
 
-    def from_plain(self, batch: pa.RecordBatch, rank: int = KEPT) -> pa.RecordBatch:
+    def from_plain(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return plain rows as staged rows of a table."""
         if self.kind == "operator-list":
-            ranks = pa.array(np.full(batch.num_rows, rank, np.int32))
+            ranks = pa.array(np.full(batch.num_rows, KEPT, np.int32))
             # A table has no column for the number of a copy.
             columns = [batch["key"], *batch["entry"].flatten(), batch["value"], ranks]
             names = ["subtask", "position", COPY, "value", RANK]
@@ -148,7 +148,7 @@ class TableRows:
         rows = next(self.shape.batches([batch]), None)
         if rows is None:
             return pa.RecordBatch.from_pylist([], schema=self.staged)
-        ranks = pa.array(np.full(rows.num_rows, rank, np.int32))
+        ranks = pa.array(np.full(rows.num_rows, KEPT, np.int32))
         return pa.RecordBatch.from_arrays([*rows.columns[1:], ranks], schema=self.staged)
 
     # To stored rows
