@@ -16,7 +16,6 @@ from cairn.types.codec.json_values import json_value
 
 
 def json_rows(batch: pa.RecordBatch | pa.Table) -> list[dict[str, Any]]:
-    """The rows of a batch, as objects."""
     names = batch.schema.names
     columns = [json_column(batch.column(at)) for at in range(len(names))]
     if not columns:
@@ -30,7 +29,6 @@ def json_columns(schema: pa.Schema) -> list[dict[str, str]]:
 
 
 def json_column(column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    """The values of a column."""
     try:
         return [json_value(value, column.type) for value in column.to_pylist()]
     except (ValueError, OverflowError):

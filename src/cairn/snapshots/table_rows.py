@@ -138,7 +138,6 @@ class TableRows:
     # From stored rows
 
     def from_plain(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return plain rows as staged rows of a table."""
         if self.kind == "operator-list":
             ranks = pa.array(np.full(batch.num_rows, KEPT, np.int32))
             # A table has no column for the number of a copy.
@@ -185,7 +184,6 @@ class TableRows:
             yield _join(held)
 
     def keys(self, batch: pa.RecordBatch) -> pa.Array:
-        """Return the key column of rows of a table."""
         columns = [batch[name] for name in self.key_names]
         if len(columns) == 1:
             return columns[0]

@@ -159,7 +159,6 @@ class FailureList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def job(site: Site, trail: Trail, *, is_session: bool = False) -> JobOverview:
-    """Return the job as it is now."""
     newest = trail.newest(site.log, 1)
     run = site.run
     about = job_of(site.store)
