@@ -23,6 +23,7 @@ import msgspec
 
 from cairn.backoff import backoff_s
 from cairn.errors import (
+    CairnError,
     CommitConflictError,
     CommitUnknownError,
     CorruptFileError,
@@ -397,6 +398,14 @@ def read_job(store: Store) -> JobInfo | None:
     try:
         return manifest.decode_job(store.get(JOB_PATH), f"{store.url}/{JOB_PATH}")
     except NotFoundError:
+        return None
+
+
+def job_of(store: Store) -> JobInfo | None:
+    """Return the job of a checkpoint; None if it cannot be read: `cairn verify` says why."""
+    try:
+        return read_job(store)
+    except CairnError:
         return None
 
 
