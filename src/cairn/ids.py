@@ -11,6 +11,11 @@ def new_id() -> str:
     return uuid.uuid4().hex
 
 
+def content_id(data: bytes) -> str:
+    """The name of one piece of content: the digest of its bytes alone."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
 def digest(*parts: bytes) -> str:
     """The name of some content: equal bytes have equal names, others do not."""
     hasher = hashlib.blake2b(digest_size=16)

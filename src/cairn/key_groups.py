@@ -313,10 +313,6 @@ def _hash_string(value: str, seed: int) -> int:
     return xxh64_intdigest(value.encode(), seed)
 
 
-def _hash_binary(value: bytes, seed: int) -> int:
-    return xxh64_intdigest(value, seed)
-
-
 def _hash_date(value: dt.date, seed: int) -> int:
     return _hash_int(value.toordinal() - _EPOCH_ORDINAL, seed)
 
@@ -375,7 +371,7 @@ _SCALARS: dict[pa.DataType, _Hasher] = {
     pa.float32(): _hash_float,
     pa.float64(): _hash_double,
     pa.string(): _hash_string,
-    pa.binary(): _hash_binary,
+    pa.binary(): xxh64_intdigest,
     pa.date32(): _hash_date,
     pa.timestamp("us", "UTC"): _hash_timestamp,
     pa.timestamp("us"): _hash_timestamp_ntz,

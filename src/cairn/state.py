@@ -238,11 +238,9 @@ class Value(Declaration, Generic[T]):
         raise _not_by_batch(self)
 
 
-class List(Declaration, Generic[T]):
-    """A list per key. Appending costs what is appended, in memory and in the snapshot."""
+class _Items(Declaration, Generic[T]):
+    """A declaration that editors and type checkers know as the list it will be."""
 
-    kind = "list"
-    layout = "list"
     reads = "list({})"
     writes = "{0}.append(value), or {0}.set(values)"
 
@@ -270,6 +268,13 @@ class List(Declaration, Generic[T]):
 
     def clear(self) -> None:
         raise _unbound(self)
+
+
+class List(_Items[T]):
+    """A list per key. Appending costs what is appended, in memory and in the snapshot."""
+
+    kind = "list"
+    layout = "list"
 
 
 class _Mapping(Declaration, MutableMapping[K, V]):
@@ -430,7 +435,7 @@ PLACE: Final = "struct<at:bigint,copy:bigint>"
 and, of an item that every subtask was handed, its number; otherwise -1. Copies count once."""
 
 
-class OperatorList(Declaration, Generic[T]):
+class OperatorList(_Items[T]):
     """A list per subtask, of a `Process`. Appending costs what is appended.
 
     When the parallelism changes the lists are joined, in the order of the subtasks, and
@@ -441,8 +446,6 @@ class OperatorList(Declaration, Generic[T]):
 
     kind = "operator_list"
     layout = "map"
-    reads = "list({})"
-    writes = "{0}.append(value), or {0}.set(values)"
 
     def __init__(
         self,
@@ -464,31 +467,6 @@ class OperatorList(Declaration, Generic[T]):
     @property
     def entry_type(self) -> Any:
         return self._entry_type
-
-    def __iter__(self) -> Iterator[T]:
-        raise _unbound(self)
-
-    def __len__(self) -> int:
-        raise _unbound(self)
-
-    @overload
-    def __getitem__(self, index: int) -> T: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[T]: ...
-    def __getitem__(self, index: int | slice) -> T | list[T]:
-        raise _unbound(self)
-
-    def append(self, value: T) -> None:
-        raise _unbound(self)
-
-    def extend(self, values: Iterable[T]) -> None:
-        raise _unbound(self)
-
-    def set(self, values: Iterable[T]) -> None:
-        raise _unbound(self)
-
-    def clear(self) -> None:
-        raise _unbound(self)
 
 
 class Broadcast(_Mapping[K, V]):

@@ -243,6 +243,7 @@ def test_exported_names_are_these() -> None:
         "Reducing",
         "TTL",
         "Value",
+        "_Items",
         "_Mapping",
     }
     for module in (cairn, cairn.sinks):

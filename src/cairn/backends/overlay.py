@@ -145,7 +145,6 @@ class Table(ABC):
         ]
 
     def _after(self, held: Content, change: Change) -> Content:
-        """Return the content of a key after a change of the overlay."""
         return change
 
     def dump(self) -> Iterator[pa.RecordBatch]:

@@ -28,7 +28,6 @@ def save(
     *,
     spark_checkpoint: str | None = None,
 ) -> Facts:
-    """Write the savepoint and return its facts."""
     url, number = split_epoch(source)
     store = open_checkpoint(url)
     if "://" in dest:

@@ -43,7 +43,6 @@ class Stream:
         return -(-self.payments // FILE_PAYMENTS)
 
     def file(self, index: int) -> pa.Table:
-        """Return the payments of one file."""
         first = index * FILE_PAYMENTS
         ids = np.arange(first, min(first + FILE_PAYMENTS, self.payments))
         chance = np.random.default_rng((self.seed, index))

@@ -92,8 +92,6 @@ class Turn:
 
 
 class IdleEpochs:
-    """Runs the idle epochs of one run."""
-
     def __init__(
         self,
         coordinator: Coordinator,

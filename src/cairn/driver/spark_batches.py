@@ -50,8 +50,6 @@ class BatchFailedError(Exception):
 
 
 class SparkBatches:
-    """The batches of one run."""
-
     def __init__(
         self,
         coordinator: Coordinator,

@@ -35,7 +35,6 @@ _WRAPPING: Final = ("An error occurred while calling",)
 
 
 def as_cairn_error(error: BaseException, epoch: int) -> CairnError:
-    """Return the cairn error for an error of Spark."""
     if isinstance(error, CairnError):
         return error
     text = str(error)
@@ -64,7 +63,6 @@ def _first_line(text: str) -> str:
 
 
 def _slot_error(failure: Failure, epoch: int) -> CairnError:
-    """Return the error that a slot has raised."""
     kind: Any = getattr(errors, failure.kind, EpochError)
     kind = kind if isinstance(kind, type) and issubclass(kind, CairnError) else EpochError
     message = failure.message

@@ -45,8 +45,6 @@ from cairn.types.durations import Duration, duration_ms
 
 
 class Started(NamedTuple):
-    """The result of a start."""
-
     store: Store
     spark_store: Store
     """The store of Spark's folder."""

@@ -71,7 +71,6 @@ class JoinPlan:
         return [name for name in self.right.names if name not in self.right_keys]
 
     def right_name(self, column: str) -> str:
-        """Return the name of a right column in the result."""
         return f"{column}{self.suffix}" if column in self.left.names else column
 
     def schema(self, key_types: Sequence[pa.DataType]) -> pa.Schema:

@@ -66,7 +66,7 @@ def lane_values(
         shift = f" + ({edge.shift_us})" if edge.shift_us else ""
         values["time"] = time_sql(prefix + quote(edge.event_time), type_) + shift
         hashed = [
-            c if not _has_map(f.type) else f"to_json({c})"
+            c if is_hashable(f.type) else f"to_json({c})"
             for c, f in zip(columns, edge.schema, strict=True)
         ]
         values["tie"] = f"xxhash64({', '.join(hashed)})"
@@ -113,7 +113,3 @@ def quote(name: str) -> str:
 
 def _escape(name: str) -> str:
     return name.replace("\\", "\\\\").replace("'", "\\'")
-
-
-def _has_map(type_: pa.DataType) -> bool:
-    return not is_hashable(type_)

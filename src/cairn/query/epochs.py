@@ -15,12 +15,12 @@ from typing import Any
 import msgspec
 
 from cairn.driver.coordinator.reports import report_of
-from cairn.errors import CairnError, RestoreError
+from cairn.errors import RestoreError
 from cairn.query.health import checkpoint_health
 from cairn.report.epoch import NOTHING_MEASURED, EpochReport, OperatorReport, SubtaskTimes
 from cairn.report.status import Health
 from cairn.snapshots.holds import no_epoch
-from cairn.storage.log import Log, read_job, record_path
+from cairn.storage.log import Log, job_of, record_path
 from cairn.storage.manifest import (
     Epoch,
     EpochOperator,
@@ -358,14 +358,6 @@ def _file_report(ref: FileRef) -> FileReport:
         length=ref.length,
         objects=ref.objects,
     )
-
-
-def job_of(store: Store) -> JobInfo | None:
-    """Return the job of a checkpoint; None if it cannot be read."""
-    try:
-        return read_job(store)
-    except CairnError:
-        return None  # `cairn verify` reports it; the epochs can be shown without.
 
 
 def _source_offsets(text: str) -> list[Offset]:

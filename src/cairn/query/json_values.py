@@ -7,7 +7,6 @@ Always true here:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +16,6 @@ from cairn.types.codec.json_values import json_value
 
 
 def json_rows(batch: pa.RecordBatch | pa.Table) -> list[dict[str, Any]]:
-    """The rows of a batch, as objects."""
     names = batch.schema.names
     columns = [json_column(batch.column(at)) for at in range(len(names))]
     if not columns:
@@ -30,14 +28,7 @@ def json_columns(schema: pa.Schema) -> list[dict[str, str]]:
     return [{"name": field.name, "type": format_type(field.type)} for field in schema]
 
 
-def json_table(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> dict[str, Any]:
-    """{"columns": [{"name", "type"}], "rows": [...]}."""
-    rows = [row for batch in batches for row in json_rows(batch)]
-    return {"columns": json_columns(schema), "rows": rows}
-
-
 def json_column(column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    """The values of a column."""
     try:
         return [json_value(value, column.type) for value in column.to_pylist()]
     except (ValueError, OverflowError):

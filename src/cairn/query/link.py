@@ -196,7 +196,6 @@ def _parse_url(url: str) -> tuple[SplitResult, str, int | None]:
 
 
 def encode_json(value: object) -> bytes:
-    """Return a value as JSON."""
     # Escapes would be six bytes a letter. Half a surrogate pair is for the server to refuse.
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return text.encode(errors="surrogatepass")

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -30,7 +30,9 @@ from cairn.query.lookups import Folds, Held, Key, Lookup, Place, Value
 from cairn.snapshots.reader import EpochReader
 from cairn.state import Aggregating
 from cairn.storage.manifest import Epoch
-from cairn.storage.store import Store
+
+if TYPE_CHECKING:
+    from cairn.driver.coordinator.epoch import Coordinator
 
 Source = Literal["slot", "checkpoint"]
 
@@ -39,9 +41,6 @@ READERS_MAX: Final = 4
 """Readers of the checkpoint at once."""
 KEYS_MAX: Final = 100_000
 """Keys in one query."""
-
-
-_Declared = tuple[OperatorSpec, Aggregating[Value, Value] | None]
 
 
 class Answer(NamedTuple):
@@ -65,18 +64,6 @@ class Answers:
     """"slot" if none of it had to be read from the checkpoint."""
 
 
-class Leader(Protocol):
-    """The coordinator, as far as queries use it."""
-
-    committed: Epoch | None
-    committed_by: tuple[Epoch, dict[str, OperatorSpec]] | None
-    """That epoch and the operators that made it, as far as this run has."""
-    operators: dict[str, OperatorSpec]
-
-    @property
-    def store(self) -> Store: ...
-
-
 Asking = Callable[[Mapping[int, LookupRequest]], Mapping[int, LookupReply]]
 """Questions by subtask; of a slot that does not answer there is nothing."""
 
@@ -84,7 +71,7 @@ Asking = Callable[[Mapping[int, LookupRequest]], Mapping[int, LookupReply]]
 class LiveState:
     """Answers queries for the state of one run."""
 
-    def __init__(self, leader: Leader, group_count: int, ask: Asking, *, job: str) -> None:
+    def __init__(self, leader: Coordinator, group_count: int, ask: Asking, *, job: str) -> None:
         self._leader = leader
         self._group_count = group_count
         self._ask = ask

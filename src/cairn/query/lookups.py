@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -35,15 +35,11 @@ Key = Any
 Value = Any
 """A value of a state, of the type that the state declares."""
 Held = dict[Key, Value]
+Folds = Callable[[Value], Value]
+"""Turns the stored value of an aggregate into its result."""
 
 # Errors of codecs, hashes and formats for a value of another type or beyond its range.
 _MISFITS: Final = (ValueTypeError, TypeError, ValueError, OverflowError, struct.error)
-
-
-class Folds(Protocol):
-    """Turns the stored value of an aggregate into its result."""
-
-    def __call__(self, held: Value, /) -> Value: ...
 
 
 class Place(NamedTuple):

@@ -19,6 +19,7 @@ import gc
 import math
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -283,18 +284,16 @@ def _open_here(url: str) -> Store:
         ) from None
 
 
+@dataclass(eq=False, repr=False)
 class _ReadChanges:
     """In a worker: what differs in some of the pieces."""
 
-    def __init__(
-        self, url: str, epochs: list[Epoch], entry: str, state: str, pieces: int, parts: int
-    ) -> None:
-        self.url = url
-        self.epochs = epochs
-        self.entry = entry
-        self.state = state
-        self.pieces = pieces
-        self.parts = parts
+    url: str
+    epochs: list[Epoch]
+    entry: str
+    state: str
+    pieces: int
+    parts: int
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         store = _open_here(self.url)

@@ -85,7 +85,6 @@ class Signs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def status_of(signs: Signs) -> Status:
-    """Return the status that the signs give."""
     if signs.ending is not None:
         return signs.ending
     if signs.is_alive is False:

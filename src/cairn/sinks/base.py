@@ -158,7 +158,6 @@ class Sink(ABC):
 
 
 def without_password(url: str) -> str:
-    """Return a url without its password."""
     return re.sub(r"(://[^/@:]*):[^/@]*@", r"\1@", url)
 
 

@@ -18,7 +18,6 @@ Always true here:
 
 from __future__ import annotations
 
-import hashlib
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Final
@@ -29,6 +28,7 @@ import pyarrow.parquet as pq
 
 from cairn.crash import crash_point
 from cairn.errors import CommitError, CorruptFileError
+from cairn.ids import content_id
 from cairn.sinks.base import Committable, Execution, Sink, SinkContext, Writer
 from cairn.storage.paths import WAL_FOLDER
 from cairn.storage.store import NotFoundError, Store, open_store
@@ -186,7 +186,7 @@ class Staged(Sink):
 
 def check_content(name: str, data: bytes, url: str, path: str) -> None:
     """Raise CorruptFileError if the content does not match the digest in the name."""
-    found = _digest(data)
+    found = content_id(data)
     expected = name.rpartition("-")[2].removesuffix(".parquet")
     if found != expected:
         raise CorruptFileError(
@@ -264,11 +264,7 @@ class StagedWriter(Writer):
         assert self._writer is not None
         self._writer.close()
         data = self._buffer.getvalue().to_pybytes()
-        name = f"{self._prefix}-{len(self._files):05d}-{_digest(data)}.parquet"
+        name = f"{self._prefix}-{len(self._files):05d}-{content_id(data)}.parquet"
         self._sink.stage(name, data)
         self._files.append(StagedFile(name, self._rows, len(data)))
         self._buffer, self._writer, self._rows = None, None, 0
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()

@@ -120,7 +120,6 @@ class SlotHome:
         return _label(self.executor)
 
     def find(self) -> Living | None:
-        """Return the living slot."""
         return living_slot(self.link)
 
     def start(self) -> Living:

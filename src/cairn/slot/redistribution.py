@@ -12,6 +12,7 @@ Always true here:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
@@ -75,7 +76,7 @@ def redistribute(
                 for owner, place, value in _read_stored(holding, table, rows, states[name]):
                     lists.setdefault(owner, []).append((place, value))
             given = [
-                [(place.copy, value) for place, value in sorted(lists[owner], key=_by_place)]
+                [(place.copy, value) for place, value in sorted(lists[owner], key=itemgetter(0))]
                 for owner in sorted(lists)
             ]
             share = share_of(given, subtask, parallelism, declaration.redistribute)
@@ -83,10 +84,6 @@ def redistribute(
                 place_of = table.entries.normalise_key
                 items = {place_of((at, copy)): value for at, (copy, value) in enumerate(share)}
                 table.rows[holding.groups.start].promote({subtask: items})
-
-
-def _by_place(item: tuple[Any, Any]) -> Any:
-    return item[0]
 
 
 def _read_stored(

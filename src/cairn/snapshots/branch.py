@@ -16,7 +16,7 @@ Always true here:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -62,7 +62,6 @@ def branch(
     *,
     spark_store: Store | None = None,
     spark_dest: Store | None = None,
-    clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> BranchInfo:
     """Create a checkpoint at `dest_url` that begins with an epoch of `store`; default: the newest.
 
@@ -79,7 +78,7 @@ def branch(
         name=job.name,
         job_id=new_id(),
         max_parallelism=job.max_parallelism,
-        created_ms=clock_ms(),
+        created_ms=time.time_ns() // 1_000_000,
         ancestor=Ancestor(kind="branch", id=job.job_id, url=store.url, epoch=parent.number),
     )
     shared = _shared_objects(store, files_of(parent))
@@ -94,7 +93,7 @@ def branch(
         _write_job(dest, child)
         folder = spark_folder(FIRST_NUMBER)
         lay_out(parent.spark, folder, source=spark_store, target=spark_dest, checkpoint=store)
-        first = _write_epoch(dest, parent, store.url, folder, clock_ms())
+        first = _write_epoch(dest, parent, store.url, folder)
     except CommitUnknownError as error:
         # The first epoch may exist: then the branch is complete and needs its holds.
         error.add_note(f"next: `cairn verify {dest.url}` shows if the branch is complete")
@@ -118,7 +117,7 @@ def _write_job(dest: Store, child: JobInfo) -> None:
         raise _not_empty(dest, JOB_PATH)
 
 
-def _write_epoch(dest: Store, parent: Epoch, parent_url: str, folder: str, wall_ms: int) -> Epoch:
+def _write_epoch(dest: Store, parent: Epoch, parent_url: str, folder: str) -> Epoch:
     operators = {uid: _adopt(operator, parent_url) for uid, operator in parent.operators.items()}
     # This epoch follows no takeover: nobody leads the job yet.
     return Log(dest).append(
@@ -127,7 +126,7 @@ def _write_epoch(dest: Store, parent: Epoch, parent_url: str, folder: str, wall_
             parent=None,
             term=number,
             nonce=new_nonce(),
-            wall_ms=wall_ms,
+            wall_ms=time.time_ns() // 1_000_000,
             now_ms=parent.now_ms,
             watermarks=parent.watermarks,
             watermark_ms=parent.watermark_ms,

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cairn.errors import CommitUnknownError, RestoreError
+from cairn.ids import content_id
 from cairn.snapshots.columns import GROUP, StateColumns
 from cairn.snapshots.savepoint import SavedFile, SavedStateFile, SavepointInfo, state_folder
 from cairn.storage.manifest import seal
@@ -86,7 +87,7 @@ class Destination:
             path = f"sources/{name}"
             self._written.append(path)
             self.store.put(path, data)
-            digest = hashlib.blake2b(data, digest_size=16).hexdigest()
+            digest = content_id(data)
             found.append(SavedFile(path=path, bytes=len(data), digest=digest))
         return found
 
@@ -227,7 +228,6 @@ class StateWriter:
         return self._files
 
     def path(self, number: int) -> str:
-        """Return the path of a file."""
         return f"{self._path}/{self._part}{number:05d}.parquet"
 
     def _end_row_group(self) -> None:

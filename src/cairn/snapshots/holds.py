@@ -158,7 +158,6 @@ class Reading(Unheld):
 
     @property
     def hold_path(self) -> str | None:
-        """The path of the hold; None without one."""
         return self._path if self._until_ms else None
 
     def release(self) -> None:

@@ -235,7 +235,6 @@ def open_savepoint(url: str) -> Savepoint:
 
 
 def make_saved_state(decl: StateDecl, files: list[SavedStateFile]) -> SavedState:
-    """Return a state as savepoint.json lists it."""
     return SavedState(
         kind=decl.kind,
         type=decl.type,

@@ -106,7 +106,6 @@ class Shape:
         return pa.RecordBatch.from_arrays(found, schema=self.schema)
 
     def key_parts(self, keys: pa.Array) -> list[pa.Array]:
-        """Return the key columns of a column of keys."""
         return list(keys.flatten()) if self._has_parts else [keys]
 
 

@@ -8,7 +8,6 @@ Always true here:
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -35,43 +34,12 @@ class About(NamedTuple):
     bytes: int
 
 
-class StoredStates(ABC):
-    """The operators of an epoch or a savepoint, their states, and rows."""
-
-    operators: Mapping[str, Any]
-
-    @abstractmethod
-    def columns(self, uid: str) -> dict[str, StateColumns]: ...
-
-    @abstractmethod
-    def about(self, uid: str, state: str) -> About: ...
-
-    @abstractmethod
-    def read(
-        self,
-        columns: StateColumns,
-        uid: str,
-        groups: range,
-        keys: pa.Array | None,
-        *,
-        ordered: bool,
-    ) -> Iterator[pa.RecordBatch]:
-        """Yield plain rows; with `keys`, at least those of these keys, perhaps a few others."""
-
-    @abstractmethod
-    def group_rows(self, uid: str, state: str) -> Counter[int]:
-        """Return the stored rows per key group, to estimate the cost of reading."""
-
-    @abstractmethod
-    def close(self) -> None: ...
-
-
-class EpochStates(StoredStates):
+class EpochStates:
     def __init__(self, store: Store, reading: Unheld) -> None:
         self.store = store
         self._reading = reading
         self.epoch: Epoch = reading.epoch
-        self.operators = self.epoch.operators
+        self.operators: Mapping[str, Any] = self.epoch.operators
         self._counts: dict[str, dict[str, dict[int, int]]] = {}
 
     def columns(self, uid: str) -> dict[str, StateColumns]:
@@ -92,6 +60,7 @@ class EpochStates(StoredStates):
         *,
         ordered: bool,
     ) -> Iterator[pa.RecordBatch]:
+        """Yield plain rows; with `keys`, at least those of these keys, perhaps a few others."""
         name = columns.name
         try:
             with EpochReader(self.store, self.epoch) as reader:
@@ -104,6 +73,7 @@ class EpochStates(StoredStates):
             raise
 
     def group_rows(self, uid: str, state: str) -> Counter[int]:
+        """Return the stored rows per key group, to estimate the cost of reading."""
         found: Counter[int] = Counter()
         try:
             for ref in self._refs(uid):
@@ -133,11 +103,11 @@ class EpochStates(StoredStates):
         return [ref for part in self.epoch.operators[uid].ranges for ref in part.files]
 
 
-class SavepointStates(StoredStates):
+class SavepointStates:
     def __init__(self, savepoint: Savepoint) -> None:
         self._savepoint = savepoint
         self._files = CheckedFiles(savepoint.store)
-        self.operators = savepoint.info.operators
+        self.operators: Mapping[str, Any] = savepoint.info.operators
 
     def columns(self, uid: str) -> dict[str, StateColumns]:
         return self._savepoint.columns(uid)
@@ -170,3 +140,6 @@ class SavepointStates(StoredStates):
 
     def close(self) -> None:
         self._files.close()
+
+
+StoredStates = EpochStates | SavepointStates

@@ -137,10 +137,9 @@ class TableRows:
 
     # From stored rows
 
-    def from_plain(self, batch: pa.RecordBatch, rank: int = KEPT) -> pa.RecordBatch:
-        """Return plain rows as staged rows of a table."""
+    def from_plain(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if self.kind == "operator-list":
-            ranks = pa.array(np.full(batch.num_rows, rank, np.int32))
+            ranks = pa.array(np.full(batch.num_rows, KEPT, np.int32))
             # A table has no column for the number of a copy.
             columns = [batch["key"], *batch["entry"].flatten(), batch["value"], ranks]
             names = ["subtask", "position", COPY, "value", RANK]
@@ -148,7 +147,7 @@ class TableRows:
         rows = next(self.shape.batches([batch]), None)
         if rows is None:
             return pa.RecordBatch.from_pylist([], schema=self.staged)
-        ranks = pa.array(np.full(rows.num_rows, rank, np.int32))
+        ranks = pa.array(np.full(rows.num_rows, KEPT, np.int32))
         return pa.RecordBatch.from_arrays([*rows.columns[1:], ranks], schema=self.staged)
 
     # To stored rows
@@ -185,7 +184,6 @@ class TableRows:
             yield _join(held)
 
     def keys(self, batch: pa.RecordBatch) -> pa.Array:
-        """Return the key column of rows of a table."""
         columns = [batch[name] for name in self.key_names]
         if len(columns) == 1:
             return columns[0]

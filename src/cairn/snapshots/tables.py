@@ -16,6 +16,7 @@ Always true here:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -169,28 +170,19 @@ class StateTable:
                 yield found
 
 
+@dataclass(eq=False, repr=False)
 class StateSource:
     """All states of an epoch or a savepoint. Close it, or use it in a `with`."""
 
-    def __init__(
-        self,
-        url: str,
-        states: StoredStates,
-        *,
-        kind: Literal["epoch", "savepoint"],
-        epoch: int,
-        wall_ms: int,
-        job: str,
-        max_parallelism: int,
-    ) -> None:
-        self.url = url
-        self.kind: Literal["epoch", "savepoint"] = kind
-        self.epoch = epoch
-        self.wall_ms = wall_ms
-        """The time at which the epoch was committed, or the savepoint written."""
-        self.job = job
-        self.max_parallelism = max_parallelism
-        self.states = states
+    url: str
+    states: StoredStates
+    _: KW_ONLY
+    kind: Literal["epoch", "savepoint"]
+    epoch: int
+    wall_ms: int
+    """The time at which the epoch was committed, or the savepoint written."""
+    job: str
+    max_parallelism: int
 
     def __enter__(self) -> StateSource:
         return self

@@ -106,7 +106,6 @@ class Failures:
 
 
 def describe_failure(error: BaseException, job: str) -> FailureNote:
-    """Return the facts of a failure."""
     given = error.facts if isinstance(error, CairnError) else {}
     trace = given.get("traceback") or given.get("text")
     if not trace:

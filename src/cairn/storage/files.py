@@ -14,7 +14,6 @@ Always true here:
 
 from __future__ import annotations
 
-import hashlib
 import io
 import struct
 from collections.abc import Callable, Mapping
@@ -26,6 +25,7 @@ import pyarrow as pa
 import xxhash
 
 from cairn.errors import CorruptFileError
+from cairn.ids import content_id
 from cairn.storage.manifest import FileRef
 from cairn.storage.store import NotFoundError, Store, other_store
 
@@ -219,7 +219,7 @@ class SegmentWriter:
         self._emit(data)
         self._emit(_TRAILER.pack(index_offset, len(data), _checksum(data), MAGIC))
         length = self._offset
-        return StateFile(_index_id(data), index.kind, length, index.rows, uploaded_bytes=length)
+        return StateFile(content_id(data), index.kind, length, index.rows, uploaded_bytes=length)
 
     def _end_state(self) -> None:
         if self._name is None:
@@ -297,7 +297,7 @@ class SegmentReader:
         self._tail_offset = length - tail_bytes
         self._header_checked = False
         data = self._read_index()
-        self.id = _index_id(data)
+        self.id = content_id(data)
         if expected_id is not None and self.id != expected_id:
             raise self._corrupt("index", f"this is segment {self.id}, expected {expected_id}")
         try:
@@ -449,10 +449,6 @@ def _run_ends(groups: np.ndarray[Any, np.dtype[np.int32]]) -> list[int]:
 
 def _checksum(data: Any) -> bytes:
     return xxhash.xxh3_128_digest(data)
-
-
-def _index_id(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def _canonical(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -103,9 +103,9 @@ def reader_hold_path() -> str:
     return f"{_READER}{uuid.uuid4().hex}.json"
 
 
-def read_holds(store: Store, now_ms: int | None = None, known: Known | None = None) -> Holds:
+def read_holds(store: Store, known: Known | None = None) -> Holds:
     """Return all epochs and objects that are held."""
-    return find_holds(store, now_ms, known).all
+    return find_holds(store, known=known).all
 
 
 def find_holds(store: Store, now_ms: int | None = None, known: Known | None = None) -> Found:

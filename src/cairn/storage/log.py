@@ -23,6 +23,7 @@ import msgspec
 
 from cairn.backoff import backoff_s
 from cairn.errors import (
+    CairnError,
     CommitConflictError,
     CommitUnknownError,
     CorruptFileError,
@@ -400,13 +401,16 @@ def read_job(store: Store) -> JobInfo | None:
         return None
 
 
+def job_of(store: Store) -> JobInfo | None:
+    """Return the job of a checkpoint; None if it cannot be read: `cairn verify` says why."""
+    try:
+        return read_job(store)
+    except CairnError:
+        return None
+
+
 def create_or_open_job(
-    store: Store,
-    name: str,
-    max_parallelism: int,
-    *,
-    ancestor: Ancestor | None = None,
-    clock_ms: Callable[[], int] | None = None,
+    store: Store, name: str, max_parallelism: int, *, ancestor: Ancestor | None = None
 ) -> JobInfo:
     """Return the job of a checkpoint; in an empty one, create it."""
     _check_not_removed(store)
@@ -419,7 +423,7 @@ def create_or_open_job(
             name=name,
             job_id=uuid.uuid4().hex,
             max_parallelism=max_parallelism,
-            created_ms=clock_ms() if clock_ms else time.time_ns() // 1_000_000,
+            created_ms=time.time_ns() // 1_000_000,
             ancestor=ancestor,
         )
         won = False

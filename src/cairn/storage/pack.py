@@ -11,7 +11,6 @@ Always true here:
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import re
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from typing import Final
 
 import msgspec
 
+from cairn.ids import content_id
 from cairn.storage.files import StateFile
 from cairn.storage.paths import STATE_FOLDER
 from cairn.storage.store import Store
@@ -66,7 +66,7 @@ def write_pack(store: Store, segments: Sequence[StateFile], term: int) -> list[S
     if not segments:
         return []
     data = b"".join(segment.data or b"" for segment in segments)
-    path = state_path(term, f"{hashlib.blake2b(data, digest_size=16).hexdigest()}.pack")
+    path = state_path(term, f"{content_id(data)}.pack")
     store.put(path, data)
     offsets = itertools.accumulate((segment.length for segment in segments), initial=0)
     return [

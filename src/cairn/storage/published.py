@@ -36,7 +36,6 @@ class _Note(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def note_path(epoch: int) -> str:
-    """Return the path of the note of an epoch."""
     return f"{PUBLISHED_FOLDER}/{epoch:012d}.json"
 
 

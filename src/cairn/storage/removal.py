@@ -21,7 +21,7 @@ import msgspec
 
 from cairn.errors import CairnError, RestoreError
 from cairn.storage.holds import Hold, branch_hold_path, branch_of_hold, find_holds
-from cairn.storage.log import Log, read_job
+from cairn.storage.log import Log, job_of
 from cairn.storage.manifest import Epoch, JobInfo
 from cairn.storage.paths import (
     HOLDS_FOLDER,
@@ -89,7 +89,7 @@ def delete_checkpoint(store: Store, *, force: bool = False) -> Removed:
                 branches=[hold.url for hold in branches.values()],
             )
     store.put(REMOVAL_PATH, _mark())
-    job = _job(store)
+    job = job_of(store)  # A damaged checkpoint can be removed too.
     _fence(store)
     unreleased = _release_holds(store, job)
     found = [o for o in store.list() if _is_ours(o.path)]
@@ -124,13 +124,6 @@ def _mark() -> bytes:
 
 def _is_ours(path: str) -> bool:
     return path == JOB_PATH or path.partition("/")[0] in (*_FOLDERS, LOG_FOLDER)
-
-
-def _job(store: Store) -> JobInfo | None:
-    try:
-        return read_job(store)
-    except CairnError:
-        return None  # A damaged checkpoint can be removed too.
 
 
 def _fence(store: Store) -> None:

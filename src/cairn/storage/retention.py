@@ -114,7 +114,6 @@ class Collector:
         log: Log,
         keep: int,
         term: int,
-        grace_s: float = GRACE_S,
         *,
         keep_s: float | None = None,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
@@ -124,7 +123,6 @@ class Collector:
         self._spark_store = spark_store or store
         self._log = log
         self._term = term
-        self._grace_s = grace_s
         self._window = Window(log, keep, keep_s, clock_ms)
         # The existing records, ascending, and those that are not counted yet.
         self._records: deque[_Record] | None = None
@@ -193,7 +191,7 @@ class Collector:
                 # It was in an epoch once, so no epoch that is under way will use it.
                 self._garbage[there.path] = there.size
                 self._kept_by = found
-            elif now_s - there.modified_s > self._grace_s:
+            elif now_s - there.modified_s > GRACE_S:
                 orphans.append(there)
         self._remove([orphan.path for orphan in orphans])
         self._remove_spark_folders(now_s)
@@ -335,7 +333,7 @@ class Collector:
                 modified_s[match[1]] = max(there.modified_s, modified_s.get(match[1], 0.0))
         for folder, at_s in modified_s.items():
             # A driver that was fenced may not have noticed yet.
-            if now_s - at_s > self._grace_s:
+            if now_s - at_s > GRACE_S:
                 self._spark_store.delete_folder(folder)
 
     def _shrink_holds(self) -> None:

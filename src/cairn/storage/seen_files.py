@@ -63,9 +63,7 @@ def cut_file_log(
     return cut
 
 
-def lay_out_list(
-    lines: Sequence[str], last: int, setting: int | None = None, head: str = "v1"
-) -> dict[str, bytes]:
+def lay_out_list(lines: Sequence[str], last: int, setting: int | None) -> dict[str, bytes]:
     """Return the files of a log with these lines, up to file `last`.
 
     All lines are in the first file: Spark reads the files of a log as one.
@@ -73,11 +71,11 @@ def lay_out_list(
     interval = setting or DEFAULT_INTERVAL
     before = _last_compact(last, interval)
     names = _names(before, last)
-    files = {name: head.encode() for name in names}
-    files[names[0]] = "\n".join([head, *lines]).encode()
+    files = dict.fromkeys(names, b"v1")
+    files[names[0]] = "\n".join(["v1", *lines]).encode()
     if before >= interval:
         # Spark reads only its name.
-        files[f"{before - interval}{COMPACT}"] = head.encode()
+        files[f"{before - interval}{COMPACT}"] = b"v1"
     return files
 
 

@@ -13,13 +13,13 @@ Always true here:
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from cairn.errors import CorruptFileError, RestoreError
+from cairn.ids import content_id
 from cairn.storage.manifest import FileRef, SourceLog, SparkPosition
 from cairn.storage.pack import state_path
 from cairn.storage.seen_files import cut_file_log, find_missing_file, lay_out_list
@@ -131,7 +131,7 @@ def _with_lines(
 
 def _write_chunk(checkpoint: Store, lines: Sequence[str], tier: int, term: int) -> FileRef:
     data = "\n".join(lines).encode()
-    digest = _digest(data)
+    digest = content_id(data)
     path = state_path(term, f"{digest}.lines")
     checkpoint.put(path, data)
     return FileRef(
@@ -158,8 +158,8 @@ def read_chunk(checkpoint: Store, ref: FileRef) -> list[str]:
         data = store.get(ref.path)
     except NotFoundError:
         raise _damage_error(name, "it is missing") from None
-    if _digest(data) != ref.id:
-        raise _damage_error(name, f"its content has the digest {_digest(data)}")
+    if content_id(data) != ref.id:
+        raise _damage_error(name, f"its content has the digest {content_id(data)}")
     return data.decode().split("\n")
 
 
@@ -314,7 +314,3 @@ def _list_ends(position: SparkPosition) -> dict[int, int]:
     """Return the number of the last file in the log of each file source, by its index."""
     offsets = {i: log_offset(line) for i, line in enumerate(source_lines(position.offsets))}
     return {index: last for index, last in offsets.items() if last is not None and last >= 0}
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()

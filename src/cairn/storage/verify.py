@@ -14,7 +14,6 @@ Always true here:
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import re
 import socket
@@ -24,6 +23,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from cairn.errors import CairnError
+from cairn.ids import content_id
 from cairn.process_identity import is_pid_alive
 from cairn.storage.files import open_segment
 from cairn.storage.holds import Hold, branch_of_hold, find_holds
@@ -210,7 +210,7 @@ class _Files:
                 checker(store, ref)
             if ref.path.endswith(".pack") and (ref.store, ref.path) not in self._packs:
                 self._packs.add((ref.store, ref.path))
-                digest = hashlib.blake2b(store.get(ref.path), digest_size=16).hexdigest()
+                digest = content_id(store.get(ref.path))
                 if digest not in ref.path:
                     yield ref.path, f"its content has the digest {digest}"
         except CairnError as error:

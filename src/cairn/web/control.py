@@ -170,7 +170,6 @@ def _check_stop(run: LiveRun, savepoint: str | None) -> None:
 
 
 def savepoint_url(site: Site, name: str) -> str:
-    """Return the place of a savepoint."""
     if not re.fullmatch(NAME, name):
         raise ApiError(
             400,

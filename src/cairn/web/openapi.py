@@ -29,9 +29,6 @@ Docs = dict[str, dict[str, Operation]]
 
 STRING: Final[Schema] = {"type": "string"}
 INTEGER: Final[Schema] = {"type": "integer"}
-NUMBER: Final[Schema] = {"type": "number"}
-BOOLEAN: Final[Schema] = {"type": "boolean"}
-ANYTHING: Final[Schema] = {}
 
 ERROR: Final[Schema] = {
     "type": "object",

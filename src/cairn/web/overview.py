@@ -25,7 +25,6 @@ from cairn.query.epochs import (
     ListedEpoch,
     RestoreReport,
     TakeoverReport,
-    job_of,
     report_record,
     show_epoch,
 )
@@ -36,7 +35,7 @@ from cairn.report.job_graph import JobGraph
 from cairn.report.status import Health, Status
 from cairn.snapshots.holds import no_epoch
 from cairn.storage.failures import FailureNote, read_failures
-from cairn.storage.log import Log
+from cairn.storage.log import Log, job_of
 from cairn.storage.manifest import Ancestor, Epoch, JobInfo
 from cairn.storage.notes import SavepointNote, newest_graph, read_savepoint_notes
 from cairn.storage.removal import branches_of
@@ -159,7 +158,6 @@ class FailureList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def job(site: Site, trail: Trail, *, is_session: bool = False) -> JobOverview:
-    """Return the job as it is now."""
     newest = trail.newest(site.log, 1)
     run = site.run
     about = job_of(site.store)

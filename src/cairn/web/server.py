@@ -56,8 +56,6 @@ class Listening:
 
 
 class Served:
-    """A running server."""
-
     def __init__(self, site: Site, listening: Listening) -> None:
         settings = site.settings
         host = _url_host(settings.host_port()[0])

@@ -19,8 +19,6 @@ SESSION_S: Final = 12 * 3600.0
 
 
 class Sessions:
-    """The sessions of one server."""
-
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._ends_at: OrderedDict[str, float] = OrderedDict()

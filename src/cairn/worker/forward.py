@@ -18,6 +18,7 @@ import gc
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import msgspec
@@ -49,28 +50,19 @@ class SubtaskError(RuntimeError):
     """A subtask failed; the text carries a packed Failure through Spark to the driver."""
 
 
+@dataclass(eq=False, repr=False)
 class Forward:
     """For `mapInArrow`: batches of a level's input in, batches of the envelope out."""
 
     _clients: ClassVar[dict[str, flight.FlightClient]] = {}
 
-    def __init__(
-        self,
-        run_id: str,
-        level: int,
-        lanes: tuple[int, ...],
-        schema: pa.Schema,
-        spec_id: str,
-        spec: bytes,
-        reports: Any,
-    ) -> None:
-        self.run_id = run_id
-        self.level = level
-        self.lanes = lanes
-        self.schema = schema
-        self.spec_id = spec_id
-        self.spec = spec
-        self.reports = reports
+    run_id: str
+    level: int
+    lanes: tuple[int, ...]
+    schema: pa.Schema
+    spec_id: str
+    spec: bytes
+    reports: Any
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext

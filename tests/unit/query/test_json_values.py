@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.errors import QueryError
-from cairn.query.json_values import json_rows, json_table
+from cairn.query.json_values import json_columns, json_rows
 from cairn.types import OBJECT, parse_type
 from cairn.types.codec.json_values import json_value, loose_json, python_value
 
@@ -127,7 +127,7 @@ def test_rows_are_objects_with_their_types_beside_them() -> None:
         {"a": str(2**60), "t": "1970-01-01T00:00:00Z"},
         {"a": None, "t": "1970-01-01T00:00:00.000001Z"},
     ]
-    assert json_table(batch.schema, [batch])["columns"] == [
+    assert json_columns(batch.schema) == [
         {"name": "a", "type": "bigint"},
         {"name": "t", "type": "timestamp"},
     ]

@@ -181,7 +181,6 @@ class Columns:
             held[positions] = values
 
     def copy_first(self, count: int) -> Columns:
-        """Return a copy of the first `count` values."""
         copy = Columns(self.form)
         copy.size = count
         copy._arrays = [None if array is None else array[:count].copy() for array in self._arrays]

@@ -39,6 +39,7 @@ from cairn.key_groups import key_groups
 from cairn.state import Declaration
 from cairn.storage.manifest import Held
 from cairn.types.codec import Datum, Key, codec
+from cairn.types.codec.core import cast_to
 
 CHAINED_AT_ONCE = 100_000
 """Entries that one lookup adds to the lists of their keys."""
@@ -421,12 +422,12 @@ class ColumnTable(Table):
 
     def apply(self, batch: pa.RecordBatch) -> None:
         is_live = batch["live"].to_numpy(zero_copy_only=False)
-        values = self._form.split(_cast(batch["value"], self.values.arrow))
+        values = self._form.split(cast_to(self.values.arrow, batch["value"]))
         self._load(self._names(batch), values, batch["group"].to_numpy(), is_live)
 
     def _names(self, batch: pa.RecordBatch) -> list[pa.Array]:
         columns = zip(("key", "entry"), self._types, strict=False)
-        return [_cast(batch[name], type) for name, type in columns]
+        return [cast_to(type, batch[name]) for name, type in columns]
 
     def merge(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
         whole = concat_batches(batches)
@@ -453,11 +454,6 @@ class ColumnTable(Table):
             self._counted = Held(self._index.count_distinct(np.flatnonzero(live)), entries)
             self._uncounted = 0
         return Held(round(self._counted.keys * entries / max(self._counted.entries, 1)), entries)
-
-
-def _cast(array: pa.Array, type: pa.DataType) -> pa.Array:
-    # Files may hold the same values in another Arrow type.
-    return array if array.type == type else array.cast(type)
 
 
 def _fill(arrays: Arrays, where: Bools, value: Arrays) -> None:

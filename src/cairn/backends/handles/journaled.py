@@ -30,8 +30,6 @@ from cairn.types.codec.core import Values
 
 
 class _Journaled:
-    """The journal of a handle."""
-
     _scope: Scope
     _changes: list[dict[Key, Change]]
     _journal: Journal
@@ -146,5 +144,4 @@ _KINDS: dict[type[Declaration], type[Any]] = {
 
 
 def make_journaled_handle(table: Table, scope: Scope) -> Declaration:
-    """Return the handle of a table that has a journal."""
     return make_handle(table, scope, _KINDS)

@@ -283,7 +283,6 @@ Kinds = Mapping[type[Declaration], type[Any]]
 
 
 def make_handle(table: Table, scope: Scope, kinds: Kinds = MappingProxyType({})) -> Declaration:
-    """Return the handle of a table, of the kind that its declaration asks for."""
     declaration = table.declaration
     if isinstance(declaration, OperatorList):
         assert isinstance(table, MapTable)

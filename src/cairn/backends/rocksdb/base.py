@@ -39,8 +39,6 @@ _GROUPS_ALL = (0, (1 << 16) - 1)
 
 
 class _Checkpoint:
-    """A checkpoint of one database."""
-
     def __init__(self, database: Database, folder: str, groups: list[int]) -> None:
         self.database = database
         self.folder = folder

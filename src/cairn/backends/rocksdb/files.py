@@ -31,6 +31,7 @@ from cairn.backends.packing import Packing
 from cairn.backends.rocksdb.database import Database, StoredSst, Tuning
 from cairn.backends.rocksdb.rows import scan_rows
 from cairn.errors import CorruptFileError
+from cairn.ids import content_id
 from cairn.storage.files import store_of
 from cairn.storage.manifest import FileRef
 from cairn.storage.store import NotFoundError, Store
@@ -101,7 +102,7 @@ def describe_state(packing: Packing, counts: dict[int, tuple[int, int]]) -> Stor
 def encode_index(index: RocksIndex) -> tuple[str, bytes]:
     """Return the id and the bytes of an index."""
     body = msgspec.msgpack.encode(index)
-    digest = hashlib.blake2b(body, digest_size=16).hexdigest()
+    digest = content_id(body)
     return digest, MAGIC + xxhash.xxh3_128_digest(body) + body
 
 
@@ -130,7 +131,7 @@ def read_index(store: Store, ref: FileRef) -> RocksIndex:
         )
     if xxhash.xxh3_128_digest(body) != data[len(MAGIC) : start]:
         raise corrupt(name, "the checksum does not match")
-    if hashlib.blake2b(body, digest_size=16).hexdigest() != ref.id:
+    if content_id(body) != ref.id:
         raise corrupt(name, f"it is not base {ref.id}")
     try:
         return msgspec.msgpack.decode(body, type=RocksIndex)

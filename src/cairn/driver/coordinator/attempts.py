@@ -23,8 +23,6 @@ LOSSES_MAX = 1000
 
 
 class Attempts:
-    """The attempts at one batch."""
-
     def __init__(
         self,
         epoch: int,

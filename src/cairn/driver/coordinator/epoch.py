@@ -425,7 +425,6 @@ class Coordinator:
 
     @property
     def watermark_ms(self) -> int | None:
-        """The watermark of the next epoch."""
         return None if self.newest is None else self.newest.watermark_ms
 
     def _begin(

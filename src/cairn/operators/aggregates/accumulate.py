@@ -37,10 +37,9 @@ from cairn.types import type_ddl
 
 @dataclass(frozen=True)
 class Aggregate:
-    """A call, its types in Spark, and its parts."""
+    """A call, its type in Spark, and its parts."""
 
     call: Call
-    argument_type: pa.DataType
     type: pa.DataType
     """Type of the result."""
     parts: tuple[Part, ...]
@@ -72,7 +71,7 @@ def make_aggregate(
     else:
         assert function.startswith(("stddev_", "var_")), f"{function} has no parts"
         parts = (Moments(),)
-    return Aggregate(call, argument_type, type_, parts)
+    return Aggregate(call, type_, parts)
 
 
 def _sum(call: Call, type_: pa.DataType) -> Part:

@@ -58,7 +58,6 @@ def number_pairs(left: Ints, left_count: int, right: Ints, right_count: int) -> 
 
 
 def first_rows(numbers: Ints, count: int) -> Ints:
-    """Return the first row of each number."""
     first = np.empty(count, np.int64)
     # The last of several assignments to one place wins, so they are made backwards.
     first[numbers[::-1]] = np.arange(len(numbers) - 1, -1, -1)

@@ -132,7 +132,6 @@ class _PartialColumns:
         return self.add(field, by_row)
 
     def add_part(self, call: Call, part: Part, order: str | None, count: str) -> list[str]:
-        """Add the columns of a part. Return their names."""
         if isinstance(part, Count) and call.argument is None:
             self._part_count += 1
             return [count]

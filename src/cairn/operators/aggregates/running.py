@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 
 class Aggregation(Hooks, PartialProcess):
-    """An aggregation of partials."""
-
     wants_order = False
     handles_late: ClassVar[bool] = True
 
@@ -42,7 +40,6 @@ class Aggregation(Hooks, PartialProcess):
         self.partial_count = 0
 
     def read(self, batch: pa.RecordBatch) -> list[Columns]:
-        """Return the columns of the partials in a batch."""
         return self.accumulators.read([batch[name] for name in self.layout.parts])
 
     def row_count(self, rows: pa.StructArray) -> int:

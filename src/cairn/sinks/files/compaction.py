@@ -27,7 +27,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Final
 
 import msgspec
@@ -69,7 +69,6 @@ class Compactor:
         owner: str,
         file_bytes_target: int,
         grace_s: float,
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
         self._list = spark_list
@@ -78,7 +77,7 @@ class Compactor:
         self._owner = owner
         self._target = file_bytes_target
         self._grace_s = grace_s
-        self.wall_clock = wall_clock
+        self.wall_clock = time.time
         self._lock = threading.Lock()
         self._ready: list[Merge] = []
         self._ready_at = 0

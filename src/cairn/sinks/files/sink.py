@@ -333,7 +333,6 @@ class Files(Sink):
         self._store.delete(left)
 
     def _live(self) -> set[str]:
-        """Return the published files."""
         listing = self._list().read()
         if listing.next_number:
             return set(listing.names)

@@ -177,7 +177,6 @@ class SparkList:
         self.store.delete(old)
 
     def _numbers(self) -> dict[int, StoredObject]:
-        """Return the entries by number."""
         found = {}
         for entry in self.store.list(LIST_FOLDER):
             number = _number(entry.path)
