@@ -111,7 +111,7 @@ def test_slots_log_in_the_format_of_the_driver(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_format_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(logs.FORMAT_VARIABLE, "xml")
-    with pytest.raises(PlanError, match=r"no format 'xml'\n  expected: one of text, json"):
+    with pytest.raises(PlanError, match=r"unknown format 'xml'\n  expected: one of text, json"):
         logs.configure_from_environment()
 
 

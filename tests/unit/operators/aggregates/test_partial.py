@@ -80,6 +80,6 @@ def test_distinct_values_are_left_to_the_slot() -> None:
 
 def test_the_sql_of_an_extreme_follows_from_the_part_and_not_from_the_call() -> None:
     parts = (Extreme(pa.int64(), is_max=False), Extreme(pa.int64(), is_max=True))
-    both = Aggregate(Call("x", "max_minus_min", "at"), pa.int64(), pa.int64(), parts)
+    both = Aggregate(Call("x", "max_minus_min", "at"), pa.int64(), parts)
     found = make_partials(SCHEMA, ["_k"], [both], order=None).grouped
     assert found[-2:] == ("cast(min(at) AS bigint) AS `__p0`", "cast(max(at) AS bigint) AS `__p1`")
