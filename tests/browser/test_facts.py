@@ -17,6 +17,7 @@ from cairn.storage.notes import write_ending, write_graph
 from cairn.storage.store import open_store
 from cairn.web.server import serve
 from cairn.web.site import Site
+from tests.marks import for_soak
 from tests.unit.report.reports import measured
 from tests.unit.snapshots.checkpoints import UID, Checkpoint, value
 from tests.unit.web.test_overview import GRAPH, job_graph
@@ -71,7 +72,7 @@ def commit(made: Checkpoint, **figures: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("epochs", [1, 2, 9])
+@pytest.mark.parametrize("epochs", [for_soak(1), for_soak(2), 9])
 def test_texts_under_and_beside_axes_never_overlap(
     made: Checkpoint, url: str, open_page: OpenPage, epochs: int
 ) -> None:

@@ -28,11 +28,9 @@ LASTING = [
     if place.is_shared and not place.is_far and name not in ("files, json by key", "redis string")
 ]
 """Formats do not matter here."""
-MOST = [
-    for_soak(name) if name in ("files, one a row", "delta, partitioned") else name
-    for name in LASTING
-]
-"""Without those that commit as another one does."""
+ONE_OF_A_KIND = ("files", "delta, merged", "postgres", "redis hash", "wal")
+MOST = [name if name in ONE_OF_A_KIND else for_soak(name) for name in LASTING]
+"""Others commit as one of these does."""
 # Rounds, idle epochs, other parallelism, savepoints and bases have no part in publishing.
 ELSEWHERE = (
     "driver.savepoint.loaded", "driver.round.ran", "driver.idle.due", "driver.idle.ended",

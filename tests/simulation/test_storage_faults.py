@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from cairn.testing import Fault
+from tests.marks import for_soak
 from tests.simulation.world import DEATHS, Driver, World
 
 
-@pytest.mark.parametrize("kind", ["before", "after"])
+@pytest.mark.parametrize("kind", [for_soak("before"), "after"])
 def test_a_fault_at_any_call_to_the_store_changes_nothing_but_time(
     kind: str, tmp_path: Path
 ) -> None:

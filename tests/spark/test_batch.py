@@ -95,9 +95,9 @@ def last_words(rows: list[dict[str, Any]], keys: tuple[str, ...]) -> dict[Any, A
     ("keys", "backend"),
     [
         ("bigint", "heap"),
-        for_soak("string", "rocksdb"),
+        ("string", "rocksdb"),
         for_soak("several", "heap"),
-        ("several", "rocksdb"),
+        for_soak("several", "rocksdb"),
     ],
 )
 def test_counts_are_those_of_group_by_over_restarts_at_other_parallelisms(

@@ -138,6 +138,7 @@ def test_a_function_that_raises_ends_the_run_with_its_message_and_exit_code_1(jo
     assert written(job) == []
 
 
+@pytest.mark.soak
 def test_ctrl_c_ends_the_run_after_the_epoch_under_way_with_exit_code_0(job: Path) -> None:
     call = command(job, "build_ticks", "--trigger", "0 seconds", "--json")
     with subprocess.Popen(

@@ -79,6 +79,8 @@ def test_subtasks_that_crowd_while_an_executor_is_free_are_laid_out_anew(
     expected.check(tmp_path / "work")
 
 
+# test_fork.py has it in one process.
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_transform_reads_the_run_of_its_operator_that_is_committed(spark, tmp_path):

@@ -100,7 +100,7 @@ CLICKS = [
 ]
 
 
-@pytest.mark.parametrize("how", ["left", for_soak("right")])
+@pytest.mark.parametrize("how", [for_soak("left"), for_soak("right")])
 def test_a_window_after_a_join_of_deduplicated_rows_counts_every_row(
     spark, make_input, tmp_path, how
 ):

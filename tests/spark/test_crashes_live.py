@@ -170,9 +170,11 @@ def test_drivers_killed_between_a_rollback_and_the_first_epoch_after_it_change_n
     ("backend", "point"),
     [
         ("heap", "slot.base.begun"),
-        ("rocksdb", "slot.restored"),
         ("rocksdb", "slot.sst.uploaded"),
-        *(for_soak("rocksdb", point) for point in ("slot.base.begun", "slot.base.written")),
+        *(
+            for_soak("rocksdb", point)
+            for point in ("slot.restored", "slot.base.begun", "slot.base.written")
+        ),
     ],
 )
 def test_slots_killed_while_they_restore_for_a_rescale_or_write_bases_change_nothing(

@@ -87,6 +87,7 @@ def test_each_failing_row_is_one_letter_though_a_slot_dies_in_the_middle(
     assert run.metrics().error_rows == counted[-1]
 
 
+@pytest.mark.soak
 def test_letters_that_nobody_takes_are_warned_of_and_counted(spark, make_input, tmp_path):
     rows = make_input(ROWS)
     bad = add_input(rows)

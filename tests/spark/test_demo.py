@@ -65,6 +65,7 @@ def test_demo_kills_a_slot_and_the_driver_and_loses_nothing(played: tuple[Path, 
     assert processes_of(folder) == []
 
 
+@pytest.mark.soak
 def test_demo_fails_when_a_row_of_the_output_is_dropped_and_one_doubled(
     played: tuple[Path, Any],
     spark: SparkSession,

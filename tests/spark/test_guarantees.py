@@ -14,6 +14,7 @@ from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 from cairn import CommitError, Job, PlanError, sinks
 from cairn.plan.explain import explain_graph
 from cairn.sinks.base import Committable
+from tests.marks import for_soak
 from tests.spark.live import Live
 from tests.spark.programs.ledger import SCHEMA, build, payments
 from tests.spark.support import (
@@ -80,7 +81,9 @@ def test_a_stop_commits_the_epoch_under_way(spark: Any, ledger: Any, tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once", "at-most-once"])
+@pytest.mark.parametrize(
+    "guarantee", ["exactly-once", for_soak("at-least-once"), for_soak("at-most-once")]
+)
 def test_a_killed_driver_does_to_the_output_what_the_guarantee_allows(
     spark: Any, guarantee: str, tmp_path: Path
 ):
@@ -143,6 +146,7 @@ def test_a_sink_that_cannot_publish_pauses_the_job_until_it_can(spark: Any, tmp_
         assert ids(tmp_path / "out") == Counter([1, 2, 3])
 
 
+@pytest.mark.soak
 def test_a_paused_run_can_be_stopped_and_the_next_start_publishes(spark: Any, tmp_path: Path):
     source = Input(tmp_path / "in", "id bigint").add((1,), (2,))
     job = gated(spark, source, tmp_path)
@@ -164,6 +168,7 @@ def test_a_paused_run_can_be_stopped_and_the_next_start_publishes(spark: Any, tm
     assert ids(tmp_path / "out") == Counter([1, 2]) and ids(tmp_path / "moved") == Counter([3])
 
 
+@pytest.mark.soak
 def test_a_sink_that_cannot_publish_for_long_fails_the_run_if_it_is_told_so(
     spark: Any, tmp_path: Path
 ):

@@ -12,6 +12,7 @@ import pytest
 
 from cairn.storage.log import Log
 from cairn.storage.store import open_store
+from tests.marks import for_soak
 
 pytestmark = pytest.mark.slow  # Each test starts Spark.
 
@@ -63,7 +64,9 @@ def interrupt(folder: Path, command: list[str], at: str) -> tuple[int, str]:
             child.kill()
 
 
-@pytest.mark.parametrize("at", ["starting Spark", "is taken over", "first epoch is committed"])
+@pytest.mark.parametrize(
+    "at", ["starting Spark", for_soak("is taken over"), "first epoch is committed"]
+)
 def test_ctrl_c_ends_a_program_without_a_traceback_at_any_stage(at: str, tmp_path: Path) -> None:
     code, said = interrupt(tmp_path, ["job.py"], at)
     assert code == -signal.SIGINT, said

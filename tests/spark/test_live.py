@@ -298,6 +298,7 @@ def test_functions_are_told_of_committed_epochs_in_order(spark, tmp_path):
     assert diaries == [numbers[:-1]] * 2, "the last one would be told with the next epoch"
 
 
+@pytest.mark.soak
 def test_a_checkpoint_goes_on_with_another_backend(spark, undisturbed, tmp_path, monkeypatch):
     """Bases of either kind are read by both."""
     monkeypatch.setattr("cairn.driver.coordinator.compaction.BASE_BYTES_MIN", 0)

@@ -72,6 +72,7 @@ def test_components_are_those_of_the_graph_though_the_driver_dies_and_the_job_is
     assert verify(open_store(str(checkpoint))).ok
 
 
+@pytest.mark.soak
 def test_ranks_come_to_those_of_a_batch_though_the_driver_dies_between_two_rounds(spark, tmp_path):
     seeds = [(page, 1.0 + page / 10) for page in range(PAGES)]
     rows = Input(tmp_path / "in", SHARES).add(*seeds[:20]).add(*seeds[20:])

@@ -68,6 +68,7 @@ class Client(threading.Thread):
             self.wrong = error
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(180)
 def test_ten_thousand_queries_see_committed_values_of_one_epoch_each(spark, tmp_path):
     job = stamping(spark)

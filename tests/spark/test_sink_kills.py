@@ -130,6 +130,7 @@ def test_target_that_goes_away_during_a_commit_pauses_the_job_until_it_returns(s
     clear_up(spark, work)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_commit_whose_answer_is_lost_is_made_once(spark, tmp_path):
     """The server has done it; the driver, or a slot that prepares, hears of a broken connection."""
@@ -155,6 +156,7 @@ def test_commit_whose_answer_is_lost_is_made_once(spark, tmp_path):
         target.check(work.events)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_commit_that_every_sink_has_made_and_not_told_is_made_once(spark, chain, monkeypatch):
     work = chain(*TARGETS)
@@ -186,7 +188,8 @@ def test_commit_that_every_sink_has_made_and_not_told_is_made_once(spark, chain,
     "place",
     [
         for_soak("driver.epoch.ran:2"),
-        "driver.sink.unmarked@postgres:2",
+        # tests/contract/test_sink_contract.py has it without Spark.
+        for_soak("driver.sink.unmarked@postgres:2"),
     ],
 )
 def test_of_two_drivers_exactly_one_publishes(spark, chain, place):

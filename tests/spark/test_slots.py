@@ -141,6 +141,7 @@ def test_job_that_fails_leaves_no_slot_behind(spark, make_input, tmp_path):
     assert eventually(lambda: not slot_pids(run._engine.coordinator.run_id), within_s=5)
 
 
+@pytest.mark.soak
 def test_slot_that_cannot_close_ends_all_the_same(spark, make_input, tmp_path):
     noted = str(tmp_path / "pid")
 
@@ -183,7 +184,7 @@ def ledger(tmp_path):
     "way",
     [
         "driver killed",
-        "interrupted",
+        for_soak("interrupted"),
         # tests/unit/slot/test_nursery.py has it without Spark.
         for_soak("executor killed"),
     ],
@@ -215,6 +216,7 @@ def test_slots_end_with_their_driver_and_executor(ledger, tmp_path, way):
     assert ids in (list(range(60)), list(range(90)))
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_slots_end_when_idle_past_their_lease_but_not_while_busy_and_when_spark_stops(
     ledger, tmp_path
@@ -255,6 +257,7 @@ def high_water_mb(pid):
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_epoch_larger_than_slots_and_workers_may_grow_streams_through(spark, make_input, tmp_path):
     count, payload_bytes = 250_000, 8000

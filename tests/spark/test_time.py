@@ -421,6 +421,7 @@ def test_rows_that_need_no_order_are_not_sorted(spark, make_input, tmp_path):
 # Crashes
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_driver_killed_around_epochs_without_a_batch_loses_and_doubles_no_timer(

@@ -95,6 +95,7 @@ def test_a_job_that_is_rolled_back_replays_input_under_new_numbers(spark, ledger
     check_whole(checkpoint)
 
 
+@pytest.mark.soak
 def test_a_job_whose_lists_of_files_were_compacted_at_another_interval_is_taken_back_and_saved(
     spark, ledger, tmp_path
 ):
@@ -136,6 +137,7 @@ def test_a_start_that_dies_after_a_rollback_changes_nothing_for_the_next(
     assert live.state() == ledger.state(2)
 
 
+@pytest.mark.soak
 def test_a_driver_killed_before_the_first_epoch_after_a_rollback_publishes_nothing(
     spark, ledger, tmp_path
 ):
@@ -172,6 +174,8 @@ def test_a_rollback_fences_the_driver_that_runs(spark, ledger, tmp_path):
     assert live.state() == ledger.state(4)
 
 
+# tests/simulation/test_zombies.py has it without Spark.
+@pytest.mark.soak
 def test_a_driver_of_the_old_lineage_that_wakes_up_commits_nothing(spark, ledger, tmp_path):
     """It sleeps in the middle of an epoch while the job is rolled back and goes on without it."""
     source = Input(tmp_path / "in", SCHEMA).add_all(ledger.files[:2])

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from cairn import Job, KeyedProcess, sinks, state
-from cairn.backends import BACKENDS
 from cairn.state import TTL
+from tests.marks import for_soak
 
 HOUR_MS = 3_600_000
 
@@ -39,7 +39,7 @@ def make_job(spark: Any, rows: Any, out: Path) -> Job:
     return job
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["heap", for_soak("rocksdb")])
 def test_state_expires_and_leaves_the_slots_by_itself(
     spark: Any, make_input: Any, tmp_path: Path, backend: str
 ) -> None:

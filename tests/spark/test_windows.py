@@ -141,6 +141,7 @@ def streams(draw):
     return files, late
 
 
+@pytest.mark.soak
 @settings(
     max_examples=4,
     deadline=None,
@@ -205,7 +206,7 @@ def test_a_killed_slot_a_rescale_and_a_savepoint_change_no_window(spark, tmp_pat
     check(spark, tmp_path, source, late)
 
 
-@pytest.mark.parametrize("drain", [for_soak(False), True])
+@pytest.mark.parametrize("drain", [for_soak(False), for_soak(True)])
 def test_windows_of_windows_come_to_what_batch_sql_does(spark, tmp_path, make_input, drain):
     """Minutes of ten seconds each, and minutes of the sessions that ended in them."""
     from pyspark.sql import functions as F

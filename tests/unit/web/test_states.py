@@ -240,7 +240,7 @@ def test_sql_reads_the_states_of_an_epoch_and_says_when_there_is_more(
         for_soak("select * from nothing"),
         for_soak("nonsense"),
         " ",
-        "select " + "(" * 5000,
+        for_soak("select " + "(" * 5000),
         for_soak("with a as (" * 9),
     ],
 )
