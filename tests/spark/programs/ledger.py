@@ -34,7 +34,7 @@ class Ledger(KeyedProcess[Any]):
     hold = ""
 
     def __init__(self) -> None:
-        # What the driver is told, and not its slots: they may have been started by others.
+        # Read in the driver: a slot may have been started with another environment.
         self.trap = os.environ.get("TRAP", "")
         self.hold = os.environ.get("HOLD", "")
 

@@ -27,7 +27,7 @@ from tests.unit.snapshots.jobs import State, by_key, newest, start_from, take
 
 
 def run_for(batches: int, folder: Path) -> World:
-    """A job that has run with 2, 3 and 1 subtasks, so many batches each."""
+    """Run a job with 2, 3 and 1 subtasks, `batches` batches each."""
     world = World(11, folder)
     for parallelism in (2, 3, 1):
         driver = Driver(world, parallelism=parallelism)
