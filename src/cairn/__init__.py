@@ -23,13 +23,14 @@ from cairn.errors import (
 )
 from cairn.functions import BatchContext, BatchProcess, Context, KeyedProcess, Process
 from cairn.job import Job
+from cairn.keyed import KeyedStream
 from cairn.operators.window_functions import WindowFunction
 from cairn.query.live import Answer
 from cairn.query.reader import diff_state, read_state
 from cairn.run import Run
 from cairn.savepoint_writer import SavepointWriter
 from cairn.session import session
-from cairn.stream import KeyedStream, Stream
+from cairn.stream import Stream
 from cairn.types import SchemaLike
 from cairn.types.durations import Duration
 

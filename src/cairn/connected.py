@@ -90,7 +90,7 @@ class ConnectedStreams:
 
 def connect(job: Job, streams: dict[str, Any], what: str = "connect") -> ConnectedStreams:
     """Connect keyed streams, each under the name of its handler. Errors name the call `what`."""
-    from cairn.stream import KeyedStream
+    from cairn.keyed import KeyedStream
 
     if len(streams) < 2:
         raise PlanError("connect takes two streams or more\n  next: job.connect(a=..., b=...)")

@@ -12,10 +12,11 @@ from cairn.connected import ConnectedStreams, connect
 from cairn.driver.coordinator.guarantees import Guarantee
 from cairn.driver.serving import Serve, as_serve
 from cairn.errors import PlanError
+from cairn.keyed import KeyedStream
 from cairn.plan.check import check_event_time, check_name, check_uid, check_watermark
 from cairn.plan.graph import Graph, Node, Port, SourceNode, build_graph
 from cairn.protocol.letters import OnError
-from cairn.stream import KeyedStream, Stream
+from cairn.stream import Stream
 from cairn.types.durations import Duration, duration_ms, span_text
 
 if TYPE_CHECKING:

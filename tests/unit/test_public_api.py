@@ -34,7 +34,7 @@ LAYERS = [
     {"driver"},
     {"query"},
     {"web"},
-    {"session", "stream", "connected", "run", "job", "client", "savepoint_writer"},
+    {"session", "stream", "keyed", "connected", "run", "job", "client", "savepoint_writer"},
     {""},  # cairn itself, which only re-exports
     {"cli", "demo", "testing", "driver.archiving", "__main__"},
 ]

@@ -14,9 +14,10 @@ from cairn import Duration, Job, KeyedProcess, sinks, state, windows
 from cairn.errors import PlanError
 from cairn.functions import Timers
 from cairn.job import _interval_text
+from cairn.keyed import KeyedStream
 from cairn.plan.check import check_watermark
 from cairn.plan.graph import Watermark
-from cairn.stream import KeyedStream, Stream
+from cairn.stream import Stream
 from cairn.testing import Harness
 from tests.unit.plan.programs import source
 
