@@ -66,7 +66,7 @@ class Stream:
 
     def transform(self, function: Callable[[DataFrame], DataFrame]) -> Stream:
         """All of Spark SQL, on the rows of one epoch (so a `groupBy` in it is per epoch)."""
-        from cairn.plan.dataframe import plan_schema
+        from cairn.plan.frames import plan_schema
 
         job = self._job
         schema = plan_schema(job._spark(), self.schema, function)

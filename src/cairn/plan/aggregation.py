@@ -74,7 +74,7 @@ def _order(nodes: dict[str, Node], ports: Sequence[Port], schema: pa.Schema) -> 
 
 
 def _find_types(spark: Any, schema: pa.Schema, call: Call, *, is_timed: bool) -> Aggregate:
-    from cairn.plan.dataframe import plan_schema
+    from cairn.plan.frames import plan_schema
 
     argument = "1" if call.argument is None else call.argument
     try:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from cairn.operators.window_process import WindowPlan
-from cairn.plan import dataframe
+from cairn.plan import frames
 from cairn.plan.aggregation import aggregation, partial_node
 from cairn.plan.deploy import taps
 from cairn.plan.graph import (
@@ -121,7 +121,7 @@ def test_a_time_given_to_streams_of_several_levels_counts_for_all_of_them() -> N
 def test_sums_are_grouped_ahead_only_where_spark_checks_them(
     monkeypatch: pytest.MonkeyPatch, ansi: str, is_grouped: bool
 ) -> None:
-    monkeypatch.setattr(dataframe, "plan_schema", lambda *_: pa.schema([("x", pa.int64())]))
+    monkeypatch.setattr(frames, "plan_schema", lambda *_: pa.schema([("x", pa.int64())]))
     session = SimpleNamespace(conf={"spark.sql.ansi.enabled": ansi})
     for plan in (None, WindowPlan(Tumbling(10))):
         _, partials = aggregation(
