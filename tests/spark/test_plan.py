@@ -95,7 +95,7 @@ def test_epoch_on_one_executor_joins_nothing_and_sends_rows_as_they_are(spark, r
 def test_job_without_state_reaches_its_sinks_without_a_shuffle(
     spark, make_input, tmp_path, parallelism
 ):
-    """In fewer partitions than there are subtasks, and in more; a sink that drops rows needs none."""
+    """In fewer partitions than there are subtasks, and in more."""
     rows = make_input(ROWS).add((1, None, "a"), (2, None, "b")).add((3, None, "c"))
     kept, job = sinks.Collect(), Job("plain", max_parallelism=16)
     source = job.source("rows", rows.stream(spark))

@@ -28,7 +28,7 @@ EPOCH_CONFIG = {
     "spark.sql.maxSinglePartitionBytes": str(2**63 - 1),
     "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
     "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",
-    # Subtasks run even if the optimizer sees that there are no rows.
+    # Subtasks run even if the optimizer finds that no rows will come.
     "spark.sql.optimizer.excludedRules": (
         "org.apache.spark.sql.catalyst.optimizer.PropagateEmptyRelation"
     ),

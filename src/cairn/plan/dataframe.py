@@ -11,7 +11,7 @@ all branches read the files of that one.
 
 With several executors, shuffled rows are joined to the pin table: one row per subtask, persisted.
 The join zips shuffled partition i with cached partition i, so Spark prefers the executor that
-holds it: subtask i stays where its slot is. With one executor there is no pin table.
+holds it: subtask i stays where its slot is. One executor needs no pin table.
 
 Always true here:
 - the key group of a row is computed by Spark SQL, and `keygroups` computes the same in Python;

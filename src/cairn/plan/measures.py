@@ -19,7 +19,7 @@ from cairn.protocol.envelope import LANE
 
 
 class Measure(NamedTuple):
-    """What Spark observes of rows that pass."""
+    """A number that Spark observes while rows pass."""
 
     kind: Literal["time", "rows"]
     name: str

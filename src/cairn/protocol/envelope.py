@@ -1,6 +1,6 @@
 """The flat columns in which rows travel between levels.
 
-    lane      the lane of the row; there is no such column if all rows are of one lane
+    lane      the lane of the row; missing if all rows are of one lane
     c0, c1 …  the row: lanes share columns of equal types
     ack       an acknowledgement, in a row that has nothing else
 
