@@ -13,13 +13,12 @@ import pyarrow as pa
 
 from cairn.errors import PlanError
 from cairn.operators.aggregates import hll
+from cairn.operators.aggregates.edges import Edge
 from cairn.operators.aggregates.objects import (
+    ArrowExtreme,
     DecimalSum,
-    Distinct,
-    Edge,
-    ObjectExtreme,
-    quotient,
-    round_to,
+    Sketch,
+    divide_decimals,
 )
 from cairn.operators.aggregates.parse import Call
 from cairn.operators.aggregates.parts import (
@@ -67,7 +66,7 @@ def make_aggregate(
     elif function in ("first", "last"):
         parts = (Edge(type_, is_last=function == "last", is_timed=is_timed),)
     elif function == "approx_count_distinct":
-        parts = (Distinct(),)
+        parts = (Sketch(),)
     else:
         assert function.startswith(("stddev_", "var_")), f"{function} has no parts"
         parts = (Moments(),)
@@ -91,7 +90,7 @@ def _average_sum(argument: pa.DataType, result: pa.DataType) -> pa.DataType:
 def _extreme(call: Call, type_: pa.DataType, *, is_max: bool) -> Part:
     is_ = pa.types
     if is_.is_string(type_) or is_.is_binary(type_) or is_.is_decimal(type_):
-        return ObjectExtreme(type_, is_max=is_max)
+        return ArrowExtreme(type_, is_max=is_max)
     if is_.is_nested(type_) or is_.is_null(type_):
         raise _unfit(call, type_, "a number, a boolean, a time, text or bytes")
     return Extreme(type_, is_max=is_max)
@@ -178,7 +177,7 @@ def _result(aggregate: Aggregate, held: list[tuple[Part, Columns]]) -> pa.Array:
     if function in ("first", "last"):
         return columns[2].cast(type_)
     if function == "approx_count_distinct":
-        return pa.array([hll.estimate(s) for s in columns[0]], pa.int64())
+        return pa.array(hll.estimate(columns[0]))
     if isinstance(part, Moments):
         return _spread(function, *columns)
     return part.store(columns)[0].cast(type_)
@@ -186,11 +185,7 @@ def _result(aggregate: Aggregate, held: list[tuple[Part, Columns]]) -> pa.Array:
 
 def _average(part: Part, columns: Columns, n: Ints, type_: pa.DataType) -> pa.Array:
     if isinstance(part, DecimalSum):
-        values = [
-            None if total is None else round_to(quotient(total, count), type_)
-            for total, count in zip(columns[0].tolist(), n.tolist(), strict=True)
-        ]
-        return pa.array(values, type_)
+        return divide_decimals(columns[0], n, type_)
     return pa.array(columns[0] / np.maximum(n, 1), mask=n == 0)
 
 

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from cairn.operators.aggregates.accumulate import Aggregate
-from cairn.operators.aggregates.objects import Distinct, Edge
+from cairn.operators.aggregates.edges import Edge
+from cairn.operators.aggregates.objects import Sketch
 from cairn.operators.aggregates.parse import Call
 from cairn.operators.aggregates.parts import Count, Moments, Part
 from cairn.types import type_ddl
@@ -158,7 +159,7 @@ def _part_sql(call: Call, part: Part, order: str | None) -> tuple[list[str], lis
         )
     if isinstance(part, Edge):
         return _edge_sql(call, part, x, order)
-    if isinstance(part, Distinct):
+    if isinstance(part, Sketch):
         hashes = f"if({x} IS NULL, {_EMPTY}, array(xxhash64({x})))"
         # Never grouped; see `_can_group`.
         return [hashes], [hashes]
@@ -190,7 +191,7 @@ def _edge_sql(call: Call, part: Edge, x: str, order: str | None) -> tuple[list[s
 def _can_group(aggregate: Aggregate, checks_overflow: bool) -> bool:
     for part in aggregate.parts:
         # The hashes of a group would be a set of any size, in one row.
-        if isinstance(part, Distinct):
+        if isinstance(part, Sketch):
             return False
         # Spark and the slot may order nested values differently.
         if isinstance(part, Edge) and part.is_timed and pa.types.is_nested(part.type):
