@@ -40,7 +40,7 @@ class Edge(Part):
         order, seen, values = columns
         rows = np.flatnonzero(seen)
         if self.is_timed:
-            chosen = _choose_rows(at, rows, order, values, len(into[0]), is_last=self.is_last)
+            chosen = choose_rows(at, rows, order, values, len(into[0]), is_last=self.is_last)
             won, rows = _challenge(into, chosen, order, values, is_last=self.is_last)
         else:
             won, rows = self._by_arrival(into[1], at, rows)
@@ -91,7 +91,7 @@ class ValueBy(Part):
             held_order, order = ranks[: len(into[0])], ranks[len(into[0]) :]
         held = [held_order, validity(into[0]), into[1]]
         rows = np.flatnonzero(validity(by))
-        chosen = _choose_rows(at, rows, order, values, len(held_order), is_last=self.is_max)
+        chosen = choose_rows(at, rows, order, values, len(held_order), is_last=self.is_max)
         won, rows = _challenge(held, chosen, order, values, is_last=self.is_max)
         taken = pa.array(rows)
         into[:] = [
@@ -102,7 +102,7 @@ class ValueBy(Part):
         return columns
 
 
-def _choose_rows(
+def choose_rows(
     at: Ints, rows: Ints, order: Ints, values: pa.Array, count: int, *, is_last: bool
 ) -> Ints:
     """Return the first or last of these rows for each number, -1 if it has none."""

@@ -189,7 +189,7 @@ def _estimate(registers: Registers) -> Ints:
 
 
 def _sigma(x: Floats) -> Floats:
-    # Of registers that are all empty it is infinite; a dense sketch has some that are not.
+    # It is infinite if all registers are empty; a dense sketch has some that are not.
     y, z = 1.0, x.copy()
     while True:
         x = x * x
