@@ -44,6 +44,11 @@ CASES: dict[str, tuple[dict[str, tuple[str, pa.DataType, pa.DataType]], Aggregat
     ),
     "max of text": ({"x": ("max(s)", pa.string(), pa.string())}, [("s", "max")]),
     "last of a struct": ({"x": ("last(bid)", BID, BID)}, [("at", "max")]),
+    "max_by": ({"x": ("max_by(s, l)", pa.string(), pa.string())}, [("l", "max")]),
+    "count(distinct)": (
+        {"x": ("count(distinct s)", pa.string(), pa.int64())},
+        [("s", "count_distinct")],
+    ),
     "approx_count_distinct": (
         {"x": ("approx_count_distinct(l)", pa.int64(), pa.int64())},
         [("l", "count_distinct")],
@@ -57,7 +62,7 @@ def make(
     schema = pa.schema([("k", pa.string()), ("at", TIME)])
     calls = parse_calls({name: text for name, (text, _, _) in asked.items()}, ["k"])
     aggregates = [
-        make_aggregate(call, given, result, is_timed=True)
+        make_aggregate(call, given, result, is_timed=True, by_type=pa.int64())
         for call, (_, given, result) in zip(calls, asked.values(), strict=True)
     ]
     is_timed = plan is not None
@@ -100,7 +105,8 @@ def as_partials(
         found[made.layout.time] = rows["at"].cast(TIME)
     parts = iter(made.layout.parts)
     for text, _, _ in asked.values():
-        function, argument = text.rstrip(")").split("(")
+        function, argument = text.replace("distinct ", "").rstrip(")").split("(")
+        argument = argument.split(",")[0]
         if argument == "*":
             next(parts)
             continue
@@ -108,6 +114,7 @@ def as_partials(
         columns = {
             "avg": [value, ones],
             "last": [rows["at"], value],
+            "max_by": [rows["l"], value],
         }.get(function, [value])
         if function == "approx_count_distinct":
             hashes = value.to_numpy().astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
