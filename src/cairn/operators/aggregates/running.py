@@ -19,6 +19,7 @@ from cairn.operators.aggregates.accumulate import Accumulators
 from cairn.operators.aggregates.grouping import first_rows, number_values
 from cairn.operators.aggregates.partial import Layout
 from cairn.operators.aggregates.parts import Columns
+from cairn.operators.aggregates.sets import ValueSets
 from cairn.state import Declaration, Value
 
 if TYPE_CHECKING:
@@ -29,8 +30,18 @@ class Aggregation(Hooks, PartialProcess):
     wants_order = False
     handles_late: ClassVar[bool] = True
 
-    def __init__(self, accumulators: Accumulators, layout: Layout, schema: pa.Schema) -> None:
+    def __init__(
+        self,
+        accumulators: Accumulators,
+        layout: Layout,
+        schema: pa.Schema,
+        *,
+        in_windows: bool = False,
+    ) -> None:
         self.accumulators = accumulators
+        self.sets = ValueSets(
+            accumulators.named_parts, layout.parts, weight=None, in_windows=in_windows
+        )
         self.layout = layout
         self.schema = schema
         """Schema of the results."""
@@ -38,6 +49,7 @@ class Aggregation(Hooks, PartialProcess):
 
     def begin_epoch(self, ctx: BatchContext) -> None:
         self.partial_count = 0
+        self.sets.bind(self)
 
     def read(self, batch: pa.RecordBatch) -> list[Columns]:
         return self.accumulators.read([batch[name] for name in self.layout.parts])
@@ -64,7 +76,7 @@ class RunningAggregate(Aggregation):
     def declare_state(self) -> dict[str, Declaration]:
         declaration: Value[Any] = Value(pa.struct(self.accumulators.fields))
         declaration.name = "aggregates"
-        return {"aggregates": declaration}
+        return {"aggregates": declaration} | self.sets.declare_state()
 
     def process(self, batch: pa.RecordBatch, ctx: BatchContext) -> None:
         at, count = number_values(ctx.keys)
@@ -72,10 +84,14 @@ class RunningAggregate(Aggregation):
         held = self.aggregates.get_many(keys)
         columns = self.accumulators.load(held.flatten())
         self.accumulators.merge(columns, at, self.read(batch))
+        self.partial_count += count
+        if self.sets:
+            bags, group_count = self.sets.collect(batch, at, count)
+            self.sets.add(bags, keys, None, columns)
+            self.partial_count += group_count - count
         stored = self.accumulators.store(columns)
         struct = pa.StructArray.from_arrays(stored, fields=self.accumulators.fields)
         self.aggregates.put_many(keys, struct)
-        self.partial_count += count
 
     def end_epoch(self, ctx: BatchContext) -> pa.RecordBatch | None:
         keys, values = self.aggregates.set_in_epoch()
