@@ -10,6 +10,8 @@ import pyarrow as pa
 from cairn.connected import ConnectedStreams
 from cairn.errors import PlanError
 from cairn.functions import LATE, BatchProcess, KeyedProcess
+from cairn.operators.idle import parse_ttl
+from cairn.operators.latest import Latest
 from cairn.operators.window_functions import (
     WindowApply,
     WindowFunction,
@@ -20,7 +22,7 @@ from cairn.operators.window_process import WindowPlan
 from cairn.plan.aggregation import aggregation, partial_node
 from cairn.plan.check import NO_UID, check_function, check_same_schema, check_uid
 from cairn.plan.graph import Inlet, Port, ProcessNode, unite_times
-from cairn.state import Declaration
+from cairn.state import Declaration, TTLLike
 from cairn.stream import ProcessStream, Stream
 from cairn.types import SchemaLike, parse_schema
 from cairn.types.durations import Duration, duration_ms
@@ -73,6 +75,19 @@ class KeyedStream:
         inlet = Inlet(self._stream._ports, self._columns)
         job._nodes[uid] = ProcessNode(uid, (inlet,), function, out)
         return ProcessStream(job, (Port(uid),), out)
+
+    def latest(self, *, uid: str = NO_UID, ttl: TTLLike = None) -> ProcessStream:
+        """The newest row of each key: a key with a newer row is emitted at the end of the epoch.
+
+        Newest is by event time where there is one, else by arrival. Of rows with the same time,
+        the greatest counts, compared column by column from the left. Late rows count like all
+        others. With `ttl` a key is forgotten when it has had no row for that long.
+        """
+        stream = self._stream
+        is_timed = unite_times(stream._job._nodes, stream._ports) is not None
+        parsed = parse_ttl(ttl, f"latest {uid!r}", is_timed=is_timed)
+        function = Latest(stream.schema, parsed, is_timed=is_timed)
+        return self.process_batch(function, schema=stream.schema, uid=uid)
 
     def window(
         self,

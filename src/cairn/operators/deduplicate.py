@@ -15,7 +15,6 @@ Always true here:
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +34,7 @@ Bools = npt.NDArray[np.bool_]
 class Distinct(Hooks, BatchProcess):
     """Remembers every key. No row is too late for that."""
 
-    handles_late: ClassVar[bool] = True
+    handles_late: bool = True
     seen = Value("boolean")
 
     def process(self, batch: pa.RecordBatch, ctx: ColumnContext) -> pa.RecordBatch:  # type: ignore[override]

@@ -9,7 +9,7 @@ Always true here:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 class Aggregation(Hooks, PartialProcess):
     wants_order = False
-    handles_late: ClassVar[bool] = True
+    handles_late: bool = True
 
     def __init__(self, accumulators: Accumulators, layout: Layout, schema: pa.Schema) -> None:
         self.accumulators = accumulators
