@@ -58,6 +58,7 @@ class Latest(RowKeeper):
             times = None if times is None else times.take(chosen)
         self.see(keys, at, ctx)
         if self._is_timed:
+            assert times is not None, "rows without a time are put aside before"
             is_newer = self._newer_than_held(keys, times, rows)
             if is_newer.false_count:
                 keys, times, rows = (each.filter(is_newer) for each in (keys, times, rows))

@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from cairn.errors import PlanError
 from cairn.functions import BatchContext
-from cairn.operators.aggregates.grouping import Ints, first_rows, normal_floats, number_values
+from cairn.operators.aggregates.grouping import Ints, first_rows, number_values
 from cairn.operators.aggregates.parts import Bools
 from cairn.operators.idle import RowKeeper
-from cairn.operators.row_order import row_order
+from cairn.operators.row_order import order_codes, pack_codes, row_order
 from cairn.state import TTL, Declaration, Map
 from cairn.types import type_ddl
 
@@ -271,61 +270,9 @@ def sort_rows(
     return order, places + 1
 
 
-def pack_codes(at: Ints, codes: Sequence[Ints]) -> Ints:
-    """Return one integer per row, in the order of key and codes: one sort in place of several."""
-    packed, packed_count = at, len(at) + 1
-    for code in codes:
-        code, count = _from_zero(code)
-        if packed_count * count >= 1 << 63:
-            (packed, packed_count), (code, count) = _dense(packed), _dense(code)
-        packed = packed * count + code
-        packed_count *= count
-    return packed
-
-
-def _from_zero(code: Ints) -> tuple[Ints, int]:
-    """Return codes from zero on in the same order, and a bound of them."""
-    if not len(code):
-        return code, 1
-    least, greatest = int(code.min()), int(code.max())
-    if greatest - least >= 1 << 62:
-        return _dense(code)
-    return code - least, greatest - least + 1
-
-
-def _dense(code: Ints) -> tuple[Ints, int]:
-    values, numbers = np.unique(code, return_inverse=True)
-    return numbers, len(values) + 1
-
-
-def order_codes(column: pa.Array, *, is_descending: bool) -> list[Ints]:
-    """Return integers that are in the order of the values; null is the least, NaN the greatest."""
-    codes: list[Ints] = []
-    if column.null_count:
-        codes.append(column.is_valid().to_numpy(zero_copy_only=False).astype(np.int64))
-    type_ = column.type
-    if pa.types.is_floating(type_):
-        plain = normal_floats(column).fill_null(0.0).cast(pa.float64()).to_numpy()
-        bits = plain.view(np.int64)
-        # The bits of negative numbers are in the opposite order.
-        codes.append(bits ^ ((bits >> 63) & np.int64(2**63 - 1)))
-    elif pa.types.is_boolean(type_) or pa.types.is_integer(type_):
-        codes.append(column.cast(pa.int64()).fill_null(0).to_numpy())
-    elif pa.types.is_temporal(type_):
-        width = pa.int32() if type_.bit_width == 32 else pa.int64()
-        codes.append(column.view(width).cast(pa.int64()).fill_null(0).to_numpy())
-    else:
-        encoded = pc.dictionary_encode(column)
-        places = np.empty(len(encoded.dictionary), np.int64)
-        places[pc.sort_indices(encoded.dictionary).to_numpy()] = np.arange(len(places))
-        indices = encoded.indices.fill_null(0).to_numpy()
-        codes.append(places[indices] if len(places) else np.zeros(len(column), np.int64))
-    return [~code for code in codes] if is_descending else codes
-
-
 def count_before(key_at: Ints, counted: Bools) -> Ints:
     """Return how many counted rows of its key come before each row; rows of a key adjoin."""
-    before = np.cumsum(counted) - counted
+    before: Ints = np.cumsum(counted) - counted
     starts = np.flatnonzero(np.diff(key_at, prepend=-1)) if len(key_at) else key_at
     lengths = np.diff(np.append(starts, len(key_at)))
     result: Ints = before - np.repeat(before[starts], lengths)

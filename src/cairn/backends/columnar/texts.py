@@ -11,11 +11,14 @@ Always true here:
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 Ints = npt.NDArray[np.int64]
+Array = npt.NDArray[Any]
 
 
 class Texts:
@@ -24,8 +27,8 @@ class Texts:
     def __init__(self, type: pa.DataType) -> None:
         self._type = type
         self._large = pa.large_string() if pa.types.is_string(type) else pa.large_binary()
-        self._data = np.empty(1024, np.uint8)
-        self._offsets = np.zeros(1024, np.int64)
+        self._data: Array = np.empty(1024, np.uint8)
+        self._offsets: Ints = np.zeros(1024, np.int64)
         self._count = 1
 
     @property
@@ -81,7 +84,7 @@ class Texts:
         return pa.Array.from_buffers(self._type, len(plain) - 1, buffers)
 
 
-def _room(array: npt.NDArray[np.generic], used: int, size: int) -> npt.NDArray[np.generic]:
+def _room(array: Array, used: int, size: int) -> Array:
     """Return the array, or a longer copy of what is used, with room for `size` items."""
     if size <= len(array):
         return array
