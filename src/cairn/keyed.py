@@ -138,7 +138,7 @@ class KeyedStream:
 
 
 class WindowedStream:
-    """A keyed stream cut into windows. Results carry key, `window_start` and `window_end`."""
+    """A stream cut into windows. Results carry key, `window_start` and `window_end`."""
 
     def __init__(self, keyed: KeyedStream, plan: WindowPlan) -> None:
         self.keyed = keyed
@@ -168,7 +168,7 @@ class WindowedStream:
         if not callable(function):
             raise PlanError(f"operator {uid!r}: reduce needs a function, found {function!r}")
         check_arguments(function, f"operator {uid!r}: the function of reduce ", "left", "right")
-        schema, keys = self.keyed._stream.schema, self.keyed._columns
+        schema, keys = self.keyed._stream.schema, self._keys(uid)
         made = WindowReduce(self.plan, schema, keys, function)
         return self.keyed.process(made, schema=made.schema, uid=uid)
 
@@ -181,7 +181,7 @@ class WindowedStream:
         """
         check_window_function(function, uid)
         keyed = self.keyed
-        made = WindowApply(self.plan, keyed._stream.schema, keyed._columns, function, schema)
+        made = WindowApply(self.plan, keyed._stream.schema, self._keys(uid), function, schema)
         return keyed.process(made, schema=made.schema, uid=uid)
 
     def aggregate(self, *, uid: str = NO_UID, **aggregates: str) -> ProcessStream:
@@ -189,9 +189,20 @@ class WindowedStream:
 
         Results: the key columns, `window_start`, `window_end`, and the aggregates. They come at
         the end of an epoch, also those of early triggers; in a job with rounds, of a round.
+        Without a key they are about all rows: Spark aggregates where the rows are, and one subtask
+        merges what is left.
         """
         keyed = self.keyed
         return aggregate(keyed._stream, keyed._columns, uid, aggregates, self.plan)
+
+    def _keys(self, uid: str) -> tuple[str, ...]:
+        """Return the key columns, for code that runs per key."""
+        if not self.keyed._columns:
+            raise PlanError(
+                f"operator {uid!r}: windows without a key have aggregates only\n"
+                "  next: use .aggregate(...), or .key_by(...) before .window(...)"
+            )
+        return self.keyed._columns
 
 
 def aggregate(
@@ -203,7 +214,7 @@ def aggregate(
     function, partials = aggregation(job._spark(), job._nodes, stream._ports, keys, asked, plan)
     name = f"partial:{uid}"
     job._nodes[name] = partial_node(name, stream._ports, uid, partials)
-    inlet = Inlet((Port(name),), keys)
+    inlet = Inlet((Port(name),), partials.layout.keys)
     job._nodes[uid] = ProcessNode(uid, (inlet,), function, function.schema)
 
     def keep_late_rows() -> None:

@@ -50,12 +50,13 @@ from cairn.sinks.base import Sink
 from cairn.state import Declaration, TTLLike
 from cairn.types import SchemaLike, parse_schema, schema_ddl, type_ddl
 from cairn.types.durations import Duration, duration_ms
+from cairn.windows import WindowSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from cairn.job import Job
-    from cairn.keyed import KeyedStream
+    from cairn.keyed import KeyedStream, WindowedStream
 
 
 class Stream:
@@ -221,6 +222,27 @@ class Stream:
         names = cast("tuple[str, ...]", columns)
         check_keys(names, self.schema)
         return KeyedStream(self, names)
+
+    def window(
+        self,
+        spec: WindowSpec,
+        *,
+        allowed_lateness: Duration = "0 seconds",
+        early_every_rows: int | None = None,
+        early_every: Duration | None = None,
+    ) -> WindowedStream:
+        """Cut all rows into windows, without a key: `stream.window(spec).aggregate(...)`.
+
+        The options are those of windows per key.
+        """
+        from cairn.keyed import KeyedStream
+
+        return KeyedStream(self, ()).window(
+            spec,
+            allowed_lateness=allowed_lateness,
+            early_every_rows=early_every_rows,
+            early_every=early_every,
+        )
 
     def process(
         self, function: Process[Any], *, schema: SchemaLike, uid: str = NO_UID

@@ -51,6 +51,8 @@ class Aggregation(Hooks, PartialProcess):
         return pa.RecordBatch.from_struct_array(rows.field(self.layout.row))
 
     def key_columns(self, keys: pa.Array) -> list[pa.Array]:
+        if self.layout.is_keyless:
+            return []
         return [keys] if len(self.layout.keys) == 1 else keys.flatten()
 
     def result(self, columns: Sequence[pa.Array]) -> pa.RecordBatch:
