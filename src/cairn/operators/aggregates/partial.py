@@ -41,6 +41,8 @@ class Layout:
     count: str
     """Number of rows that a partial stands for."""
     parts: tuple[str, ...]
+    is_keyless: bool = False
+    """The key is a constant: results are about all rows."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,9 @@ def make_partials(
     columns = _PartialColumns(_mark(keys))
     for key in keys:
         columns.add_grouping(schema.field(key), _quote(key), _quote(key))
+    all_keys = [*keys]
+    if not keys:
+        all_keys = [columns.add_grouping(columns.field("all", pa.bool_()), "true", "true")]
     if time is not None:
         time = columns.add_grouping(columns.field("time", _TIMESTAMP), time, pane or time)
     # The grouped plan groups by them as well: a set of any size does not fit one row.
@@ -106,7 +111,7 @@ def make_partials(
         and all(_can_group(aggregate, checks_overflow) for aggregate in aggregates)
     )
     return Partials(
-        Layout(tuple(keys), time, row, count, tuple(parts)),
+        Layout(tuple(all_keys), time, row, count, tuple(parts), is_keyless=not keys),
         pa.schema(columns.fields),
         tuple(columns.rows),
         tuple(columns.grouping) if may_group else None,

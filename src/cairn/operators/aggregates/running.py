@@ -9,7 +9,7 @@ Always true here:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 class Aggregation(Hooks, PartialProcess):
     wants_order = False
-    handles_late: ClassVar[bool] = True
+    handles_late: bool = True
 
     def __init__(
         self,
@@ -63,6 +63,8 @@ class Aggregation(Hooks, PartialProcess):
         return pa.RecordBatch.from_struct_array(rows.field(self.layout.row))
 
     def key_columns(self, keys: pa.Array) -> list[pa.Array]:
+        if self.layout.is_keyless:
+            return []
         return [keys] if len(self.layout.keys) == 1 else keys.flatten()
 
     def result(self, columns: Sequence[pa.Array]) -> pa.RecordBatch:
