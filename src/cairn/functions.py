@@ -161,10 +161,12 @@ class Hooks:
     result_delay_ms: int = 0
     """Upper bound of the output's delay behind the input's watermark. Operators that read the
     output have a watermark that is this far behind too."""
-    ignores_time: ClassVar[bool] = False
+    ignores_time: bool = False
     """The function gets all rows as they come, also late ones and those without a time."""
     called: ClassVar[str] = "process"
     """The method that is called for a row, as errors name it."""
+    retired_states: ClassVar[frozenset[str]] = frozenset()
+    """States of earlier versions of the function that this one does without."""
     reads_row_times: ClassVar[bool] = False
     """`ctx.row_times_us` iterates over the event times of the rows, in microseconds."""
 
@@ -239,7 +241,9 @@ class BatchProcess(Function):
         values = self.total.get_many(keys)       # an array, null where there is none
         self.total.put_many(keys, values)        # null clears
 
-    A batch holds rows of many keys, and a key may come in several batches of an epoch.
+    A batch holds rows of many keys, and a key may come in several batches of an epoch. On
+    connected streams there is a method `on_<name>(batch, ctx)` for each of them in the place of
+    `process`: gathered rows are passed input by input, in the order of `connect`.
     """
 
     def begin_epoch(self, ctx: BatchContext) -> None:
