@@ -64,7 +64,7 @@ QUERIES = {
             GROUP BY A.id, A.category)
         GROUP BY category""",
     "q5": f"""
-        SELECT C.auction, C.num, C.window_start, C.window_end FROM ({PER_AUCTION}) C
+        SELECT C.auction, C.num, C.window_end FROM ({PER_AUCTION}) C
         JOIN (
             SELECT MAX(num) AS most, window_start, window_end FROM ({PER_AUCTION})
             GROUP BY window_start, window_end
@@ -94,16 +94,16 @@ QUERIES = {
         ON P.id = A.seller AND P.window_start = A.window_start AND P.window_end = A.window_end""",
     "q9": f"""
         SELECT id, item_name, description, initial_bid, reserve, date_time, expires, seller,
-               category, extra, auction, bidder, price, bid_time, bid_extra
+               category, extra, bidder, price, bid_time, bid_extra
         FROM (
-            SELECT A.*, B.auction, B.bidder, B.price, B.date_time AS bid_time,
+            SELECT A.*, B.bidder, B.price, B.date_time AS bid_time,
                    B.extra AS bid_extra,
                    ROW_NUMBER() OVER (
                        PARTITION BY A.id ORDER BY B.price DESC, B.date_time ASC) AS place
             FROM auctions A, bids B WHERE {IN_TIME})
         WHERE place <= 1""",
     "q11": """
-        SELECT bidder, COUNT(*) AS bid_count, window_start, window_end
+        SELECT bidder, window_start, window_end, COUNT(*) AS bid_count
         FROM SESSION(
             TABLE bids PARTITION BY bidder, DESCRIPTOR(date_time), INTERVAL '10' SECOND)
         GROUP BY bidder, window_start, window_end""",
@@ -217,15 +217,17 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def collect(task: dict[str, Any]) -> dict[str, Any]:
-    """Run a query and return its result: changes applied, rows as texts, in order."""
+    """Run a query and return its changes: each a row as texts, and whether it is put or removed."""
     query = open_tables(task, Path(task["work"]) / "flink-check").sql_query(QUERIES[task["query"]])
-    rows: dict[str, int] = {}
-    with query.execute().collect() as changes:
-        for change in changes:
-            text = json.dumps([str(value) for value in change])
-            sign = 1 if change.get_row_kind().name in ("INSERT", "UPDATE_AFTER") else -1
-            rows[text] = rows.get(text, 0) + sign
-    return {"rows": sorted(text for text, count in rows.items() for _ in range(count))}
+    with query.execute().collect() as found:
+        changes = [
+            (
+                [None if value is None else str(value) for value in change],
+                change.get_row_kind().name in ("INSERT", "UPDATE_AFTER"),
+            )
+            for change in found
+        ]
+    return {"changes": changes}
 
 
 def main() -> None:

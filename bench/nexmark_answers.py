@@ -1,7 +1,11 @@
-"""The answers to the queries of examples/nexmark.py, asked of all events at once in DuckDB."""
+"""The answers to the queries of nexmark.py, asked of all events at once in DuckDB.
+
+Answers of a stream are compared with them after its changes are applied: see `settle`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +56,10 @@ SQL = {
         select auction, bidder, price, date_time, extra from bids
         qualify price = max(price) over (partition by {_PERIOD.format("date_time")})""",
     "q8": f"""
-        select distinct id, name, {_PERIOD.format("p.date_time")} as starts
+        select distinct p.id, name, {_PERIOD.format("p.date_time")} as starts
         from people p join auctions a
-            on p.id = a.seller and {_PERIOD.format("a.date_time")} = starts""",
+            on p.id = a.seller
+            and {_PERIOD.format("a.date_time")} = {_PERIOD.format("p.date_time")}""",
     "q9": f"""
         select a.*, b.bidder, b.price, b.date_time, b.extra from {IN_TIME}
         qualify row_number() over (
@@ -106,17 +111,40 @@ SQL = {
                split_part(url, '/', 4), split_part(url, '/', 5), split_part(url, '/', 6)
         from bids""",
 }
-def answers(events: Path, queries: list[str]) -> dict[str, list[tuple[Any, ...]]]:
+
+
+KEYS = {"q4": 1, "q9": 1, "q15": 1, "q16": 2, "q17": 2, "q18": 2}
+"""Queries whose answers change, and the number of key columns: the newest row of a key counts."""
+RANKED = "q19"
+"""The query whose rows move from rank to rank, in the last column; null: it has none any more."""
+
+Rows = list[tuple[Any, ...]]
+
+
+def answers(events: Path, queries: Iterable[str]) -> dict[str, Rows]:
     """Return the rows of each query, sorted, for events in Parquet files."""
     with duckdb.connect() as database:
         database.execute("set timezone = 'UTC'")
         for table in ("people", "auctions", "bids"):
             files = f"'{events}/{table}/*.parquet'"
             database.execute(f"create table {table} as from read_parquet({files})")
-        return {query: as_rows(database.execute(SQL[query]).arrow()) for query in queries}
+        found = {query: database.sql(SQL[query]).to_arrow_table() for query in queries}
+    return {
+        query: in_order(zip(*(column.to_pylist() for column in table.columns), strict=True))
+        for query, table in found.items()
+    }
 
 
-def as_rows(table: Any) -> list[tuple[Any, ...]]:
-    """Return the rows of an Arrow table or stream, sorted."""
-    columns = (table.read_all() if hasattr(table, "read_all") else table).columns
-    return sorted(zip(*(column.to_pylist() for column in columns), strict=True), key=repr)
+def settle(query: str, rows: Iterable[Any]) -> Rows:
+    """Return what remains of the rows of a stream when its changes are applied, sorted."""
+    if query == RANKED:
+        ranks = {tuple(row[:-1]): row for row in rows}
+        return in_order(row for row in ranks.values() if row[-1] is not None)
+    if query in KEYS:
+        return in_order({tuple(row[: KEYS[query]]): row for row in rows}.values())
+    return in_order(rows)
+
+
+def in_order(rows: Iterable[Any]) -> Rows:
+    """Return the rows in an order that depends on their values only."""
+    return sorted(map(tuple, rows), key=lambda row: tuple(map(str, row)))
