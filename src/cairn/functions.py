@@ -147,7 +147,7 @@ class Function:
 class Hooks:
     """Further properties of the functions in `cairn.operators`; a user's function has none."""
 
-    handles_late: ClassVar[bool] = False
+    handles_late: bool = False
     """The function gets late rows like all others, instead of their going to the side output."""
     forgets: bool = False
     """The watermark removes state: an older row is late, even if a loop sent it back."""
