@@ -14,15 +14,15 @@ and q13, which needs a table beside the events.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from cairn import Job, Stream, WindowFunction, sinks, windows
+from cairn import Job, Stream, sinks, windows
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 TABLES = {
     "people": "id long, name string, email string, credit_card string, city string, state string, "
@@ -35,7 +35,19 @@ TABLES = {
 WATERMARK = "4 seconds"
 FOREVER = "36500 days"
 
-PERIOD = windows.tumbling("10 seconds")
+BID = "auction, bidder, price, date_time, extra"
+NAMES = {
+    "count(*)": "bids",
+    "count(distinct bidder)": "bidders",
+    "count(distinct auction)": "auctions",
+}
+REPORT = tuple(NAMES)
+RANGES = {
+    "total": "",
+    "rank1": " filter (where price < 10000)",
+    "rank2": " filter (where price >= 10000 and price < 1000000)",
+    "rank3": " filter (where price >= 1000000)",
+}
 CHANNEL_ID = "regexp_extract(url, '(&|^)channel_id=([^&]*)', 2)"
 
 
@@ -69,6 +81,21 @@ def q3(auctions: Stream, people: Stream) -> Stream:
     )
 
 
+def q4(auctions: Stream, bids: Stream) -> Stream:
+    """What is the average price of the winning bids, in each category?"""
+    winning = in_time(auctions, bids, "q4").top(1, by="price desc", per="id", uid="q4-winning")
+    # A bid that another one has beaten comes again, without a rank.
+    return (
+        winning.key_by("category")
+        .aggregate(
+            total="sum(if(rank is null, -price, price))",
+            auctions="sum(if(rank is null, -1, 1))",
+            uid="q4",
+        )
+        .transform(lambda rows: rows.selectExpr("category", "total / auctions as price"))
+    )
+
+
 def q5(bids: Stream) -> Stream:
     """Which auctions had the most bids in the last ten seconds, every two seconds?"""
     counts = (
@@ -76,20 +103,19 @@ def q5(bids: Stream) -> Stream:
         .window(windows.sliding("10 seconds", "2 seconds"))
         .aggregate(num="count(*)", uid="q5-counts")
     )
-    return (
-        counts.key_by(F.col("window_end").alias("until"))
-        .window(windows.tumbling("2 seconds"))
-        .process(Hottest(), schema="auction long, num long", uid="q5")
-        .transform(lambda rows: rows.select("auction", "num", "until"))
+    most = counts.window(windows.tumbling("2 seconds")).aggregate(num="max(num)", uid="q5-most")
+    return counts.join(most, on=["window_end", "num"], within="0 seconds", uid="q5").transform(
+        lambda rows: rows.select("auction", "num", "window_end")
     )
 
 
-class Hottest(WindowFunction):
-    """The auctions with the most bids."""
-
-    def process(self, key: Any, window: Any, rows: Any, ctx: Any) -> Iterator[tuple[int, int]]:
-        most = max(row.num for row in rows)
-        yield from ((row.auction, row.num) for row in rows if row.num == most)
+def q7(bids: Stream) -> Stream:
+    """What is the highest bid in each ten seconds?"""
+    return (
+        bids.window(windows.tumbling("10 seconds"))
+        .aggregate(bid=f"max_by(struct({BID}), price)", uid="q7")
+        .transform(lambda rows: rows.select("bid.*"))
+    )
 
 
 def q8(people: Stream, auctions: Stream) -> Stream:
@@ -105,6 +131,16 @@ def q8(people: Stream, auctions: Stream) -> Stream:
     return new.join(
         selling, on={"id": "seller", "starts": "starts"}, within="10 seconds", uid="q8"
     ).transform(lambda rows: rows.select("id", "name", "starts"))
+
+
+def q9(auctions: Stream, bids: Stream) -> Stream:
+    """Which bid wins each auction: the highest, and of equal ones the first?"""
+    by = ["price desc", "date_time_of_bid"]
+    return (
+        in_time(auctions, bids, "q9")
+        .top(1, by=by, per="id", uid="q9")
+        .transform(lambda rows: rows.where("rank = 1").drop("rank"))
+    )
 
 
 def q11(bids: Stream) -> Stream:
@@ -133,13 +169,21 @@ def q14(bids: Stream) -> Stream:
     )
 
 
+def q15(bids: Stream) -> Stream:
+    """How many bids, bidders and auctions are there on a day, in three ranges of price?"""
+    return bids.key_by(day()).aggregate(**by_price(*REPORT), uid="q15")
+
+
+def q16(bids: Stream) -> Stream:
+    """The same for each channel, and when was its last bid?"""
+    minute = "max(date_format(date_time, 'HH:mm'))"
+    return bids.key_by("channel", day()).aggregate(minute=minute, **by_price(*REPORT), uid="q16")
+
+
 def q17(bids: Stream) -> Stream:
     """How many bids did an auction get on a day, in three ranges of price, and of what price?"""
     return bids.key_by("auction", day()).aggregate(
-        total_bids="count(*)",
-        rank1_bids="count(case when price < 10000 then 1 end)",
-        rank2_bids="count(case when price >= 10000 and price < 1000000 then 1 end)",
-        rank3_bids="count(case when price >= 1000000 then 1 end)",
+        **by_price("count(*)"),
         min_price="min(price)",
         max_price="max(price)",
         avg_price="avg(price)",
@@ -150,11 +194,12 @@ def q17(bids: Stream) -> Stream:
 
 def q18(bids: Stream) -> Stream:
     """What is the last bid of each person in each auction?"""
-    return (
-        bids.key_by("bidder", "auction")
-        .aggregate(last="last(struct(price, channel, url, date_time, extra))", uid="q18")
-        .transform(lambda rows: rows.select("auction", "bidder", "last.*"))
-    )
+    return bids.key_by("bidder", "auction").latest(uid="q18")
+
+
+def q19(bids: Stream) -> Stream:
+    """What are the ten highest bids of each auction?"""
+    return bids.top(10, by="price desc", per="auction", uid="q19")
 
 
 def q20(bids: Stream, auctions: Stream) -> Stream:
@@ -189,8 +234,27 @@ def q22(bids: Stream) -> Stream:
     return bids.transform(folders)
 
 
-def day() -> Any:
+def in_time(auctions: Stream, bids: Stream, uid: str) -> Stream:
+    """Return each auction with each bid that came while it was open."""
+    few = bids.transform(
+        lambda rows: rows.select("auction", "bidder", "price", "date_time", "extra")
+    )
+    return auctions.join(
+        few, on={"id": "auction"}, within=FOREVER, uid=f"{uid}-join", suffix="_of_bid"
+    ).transform(lambda rows: rows.where("date_time_of_bid between date_time and expires"))
+
+
+def day() -> Column:
     return F.date_format("date_time", "yyyy-MM-dd").alias("day")
+
+
+def by_price(*counts: str) -> dict[str, str]:
+    """Return counts of all bids, and of those in each of three ranges of price."""
+    return {
+        f"{name}_{NAMES[count]}": f"{count}{where}"
+        for count in counts
+        for name, where in RANGES.items()
+    }
 
 
 QUERIES: dict[str, Callable[..., Stream]] = {

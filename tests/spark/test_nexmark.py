@@ -10,12 +10,9 @@ from bench.nexmark_answers import answers, settle
 from bench.nexmark_events import write_events
 from examples import nexmark
 
-from cairn import sinks
+from cairn import Job, sinks
 from tests.spark.programs.nexmark import build, file_sinks
-from tests.spark.support import Program, finish, published
-
-JOBS = [[query for query in nexmark.QUERIES if query != "q5"], ["q5"]]
-"""Queries that run in one job, which takes less time than a job for each."""
+from tests.spark.support import Program, published
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +32,23 @@ def check_answers(found: dict[str, list[Any]], events: Path) -> None:
 
 def run_queries(spark: Any, queries: list[str], events: Path, work: Path, backend: str) -> None:
     taken = {query: sinks.Collect() for query in queries}
-    finish(build(spark, events, taken), work / "checkpoint", backend=backend, drain=True)
+    run_to_end(build(spark, events, taken), work, backend)
     check_answers({query: sink.rows for query, sink in taken.items()}, events)
 
 
-@pytest.mark.parametrize("queries", JOBS, ids=lambda queries: queries[0])
-def test_queries_in_one_job_agree_with_batch(
-    queries: list[str], spark: Any, events: Path, tmp_path: Path
-) -> None:
-    run_queries(spark, queries, events, tmp_path, "heap")
+def run_to_end(job: Job, work: Path, backend: str) -> None:
+    with job.start(
+        checkpoint=str(work / "checkpoint"),
+        parallelism=2,
+        backend=backend,
+        trigger="available-now",
+        drain=True,
+    ) as run:
+        assert run.wait(280), "the run did not end"
+
+
+def test_all_queries_in_one_job_agree_with_batch(spark: Any, events: Path, tmp_path: Path) -> None:
+    run_queries(spark, list(nexmark.QUERIES), events, tmp_path, "heap")
 
 
 @pytest.mark.soak
@@ -56,6 +61,7 @@ def test_query_alone_agrees_with_batch(
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("backend", ["heap", "rocksdb"])
 def test_queries_agree_with_batch_although_driver_is_killed_in_every_epoch(
     backend: str, spark: Any, events: Path, tmp_path: Path
@@ -66,8 +72,7 @@ def test_queries_agree_with_batch_although_driver_is_killed_in_every_epoch(
         ) as program:
             program.end(300)
         assert program.killed, f"not killed at {point}: {program.errors[-2000:]}"
-    job = build(spark, events, file_sinks(tmp_path))
-    finish(job, tmp_path / "checkpoint", backend=backend, drain=True)
+    run_to_end(build(spark, events, file_sinks(tmp_path)), tmp_path, backend)
     found = {
         query: [tuple(row.values()) for row in published(tmp_path / query)]
         for query in nexmark.QUERIES
