@@ -125,7 +125,7 @@ def test_a_time_given_to_streams_of_several_levels_counts_for_all_of_them() -> N
 def test_windows_without_a_key_have_one_constant_key_and_no_column_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dataframe, "plan_schema", lambda *_: pa.schema([("x", pa.int64())]))
+    monkeypatch.setattr(frames, "plan_schema", lambda *_: pa.schema([("x", pa.int64())]))
     session = SimpleNamespace(conf={"spark.sql.ansi.enabled": "true"})
     function, partials = aggregation(
         session, nodes_of(None), (Port("rows"),), [], {"high": "max(v)"}, WindowPlan(Tumbling(10))
