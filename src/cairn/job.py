@@ -226,4 +226,4 @@ class Job:
 
 def _interval_text(trigger: dt.timedelta) -> str:
     """Write the interval of a trigger as Spark reads it."""
-    return span_text(duration_ms(trigger, "trigger", positive=True))
+    return span_text(duration_ms(trigger, "trigger"))

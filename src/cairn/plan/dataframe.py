@@ -388,7 +388,9 @@ class Planner:
     def _partial(self, rows: DataFrame, node: PartialNode) -> DataFrame:
         """Return the partials of an aggregation: of each row, or of the epoch's groups."""
         partials = node.partials
-        if partials.grouping is None or node.uid not in self.grouped:
+        # Without a key one subtask would get all rows.
+        is_grouped = node.uid in self.grouped or partials.layout.is_keyless
+        if partials.grouping is None or not is_grouped:
             return self._project(rows, partials.rows)
         groups = rows.groupBy(*self._columns_of(partials.grouping))
         grouped = groups.agg(*self._columns_of(partials.grouped))
