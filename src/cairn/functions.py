@@ -147,7 +147,7 @@ class Function:
 class Hooks:
     """Further properties of the functions in `cairn.operators`; a user's function has none."""
 
-    handles_late: ClassVar[bool] = False
+    handles_late: bool = False
     """The function gets late rows like all others, instead of their going to the side output."""
     forgets: bool = False
     """The watermark removes state: an older row is late, even if a loop sent it back."""
@@ -205,6 +205,14 @@ class KeyedProcess(Function, Generic[Row]):
         """With `on_error="dead-letter"`: `on_timer` raised, and what it did is undone.
 
         The timer is gone. What waits for it can be given up here, or a later one set.
+        """
+
+    def on_epoch_end(self, ctx: Context) -> Any:
+        """Each key that got a row in the epoch, after the last row and timer of all keys.
+
+        It emits rows like `process` does: one result per key and epoch, however many rows came.
+        In a job whose loops have rounds, it is called at the end of each round; with
+        `checkpoint_every`, of each batch.
         """
 
     def process_broadcast(self, row: Any, ctx: Context) -> Any:
@@ -355,6 +363,13 @@ def has_timers(function: Function) -> bool:
     if not isinstance(function, KeyedProcess):
         return False
     return type(function).on_timer is not KeyedProcess.on_timer
+
+
+def ends_epochs(function: Function) -> bool:
+    """True if a function is called for its keys at the end of an epoch."""
+    if not isinstance(function, KeyedProcess):
+        return False
+    return type(function).on_epoch_end is not KeyedProcess.on_epoch_end
 
 
 def timer_states() -> dict[str, Declaration]:

@@ -13,8 +13,10 @@ from cairn.errors import PlanError
 from cairn.functions import ERRORS, LATE, BatchProcess, Process
 from cairn.operators.as_of import as_of_plan, check_validity
 from cairn.operators.deduplicate import DUPLICATES, Distinct, DistinctWithin
+from cairn.operators.idle import parse_ttl
 from cairn.operators.join_plan import join_plan
 from cairn.operators.rows import RowKind
+from cairn.operators.top import Top, check_top, parse_by
 from cairn.plan.check import (
     NO_UID,
     check_body,
@@ -46,15 +48,16 @@ from cairn.plan.loops import check_feedback
 from cairn.plan.rows import add_rows_nodes, take_errors
 from cairn.protocol.letters import SCHEMA as LETTERS
 from cairn.sinks.base import Sink
-from cairn.state import Declaration
+from cairn.state import Declaration, TTLLike
 from cairn.types import SchemaLike, parse_schema, schema_ddl, type_ddl
 from cairn.types.durations import Duration, duration_ms
+from cairn.windows import WindowSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from cairn.job import Job
-    from cairn.keyed import KeyedStream
+    from cairn.keyed import KeyedStream, WindowedStream
 
 
 class Stream:
@@ -67,7 +70,7 @@ class Stream:
 
     def transform(self, function: Callable[[DataFrame], DataFrame]) -> Stream:
         """All of Spark SQL, on the rows of one epoch (so a `groupBy` in it is per epoch)."""
-        from cairn.plan.dataframe import plan_schema
+        from cairn.plan.frames import plan_schema
 
         job = self._job
         schema = plan_schema(job._spark(), self.schema, function)
@@ -221,6 +224,27 @@ class Stream:
         check_keys(names, self.schema)
         return KeyedStream(self, names)
 
+    def window(
+        self,
+        spec: WindowSpec,
+        *,
+        allowed_lateness: Duration = "0 seconds",
+        early_every_rows: int | None = None,
+        early_every: Duration | None = None,
+    ) -> WindowedStream:
+        """Cut all rows into windows, without a key: `stream.window(spec).aggregate(...)`.
+
+        The options are those of windows per key.
+        """
+        from cairn.keyed import KeyedStream
+
+        return KeyedStream(self, ()).window(
+            spec,
+            allowed_lateness=allowed_lateness,
+            early_every_rows=early_every_rows,
+            early_every=early_every,
+        )
+
     def process(
         self, function: Process[Any], *, schema: SchemaLike, uid: str = NO_UID
     ) -> ProcessStream:
@@ -317,6 +341,31 @@ class Stream:
             function = DistinctWithin(within_ms, by_event=is_timed)
         keyed = self.key_by(*columns)
         return keyed.process_batch(function, schema=self.schema, uid=uid)
+
+    def top(
+        self,
+        n: int,
+        *,
+        by: str | Sequence[str],
+        per: str | Sequence[str],
+        uid: str = NO_UID,
+        ttl: TTLLike = None,
+    ) -> ProcessStream:
+        """The first n rows of each key by some columns: `top(10, by="price desc", per="auction")`.
+
+        `by` is "column", "column desc", or several of them; nulls are least, as in Spark. Rows
+        that are equal there come in the order of all their columns, from the left. The result has
+        the columns of the stream and `rank`, from 1. At the end of an epoch each row whose rank
+        has changed is emitted with its new rank, and each row that has left the first n
+        with null. Late rows count like all others. With `ttl` a key is forgotten when it has had no
+        row for that long.
+        """
+        check_top(n, self.schema)
+        columns = (per,) if isinstance(per, str) else tuple(per)
+        is_timed = unite_times(self._job._nodes, self._ports) is not None
+        parsed = parse_ttl(ttl, f"top {uid!r}", is_timed=is_timed)
+        function = Top(n, parse_by(by, self.schema), self.schema, parsed)
+        return self.key_by(*columns).process_batch(function, schema=function.schema, uid=uid)
 
     def sink_to(self, sink: Sink, *, uid: str = NO_UID) -> None:
         """Write the stream out; an epoch's rows become visible when it is committed."""

@@ -195,7 +195,7 @@ def check_function(function: Any, uid: str, kind: type[Function] | None = None) 
 
 _METHODS = (
     "open", "process", "process_broadcast", "on_timer", "on_timer_failed", "begin_epoch",
-    "end_epoch", "next_timer", "on_epoch_committed", "close",
+    "end_epoch", "next_timer", "on_epoch_end", "on_epoch_committed", "close",
 )  # fmt: skip
 
 

@@ -97,7 +97,7 @@ def explain_graph(graph: Graph) -> JobGraph:
                 level=level.index,
                 chains=_chains(graph, [*level.operators, *level.sinks]),
                 feedback=[back.uid for back in graph.returns if _level_back(graph, back) == level],
-                shuffles=[edge.index for edge in level.edges],
+                shuffles=sorted(edge.index for edge in (*level.edges, *level.counted)),
                 passing=[edge.index for edge in level.passing],
             )
             for level in graph.levels

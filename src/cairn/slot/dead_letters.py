@@ -142,6 +142,10 @@ def check_forgivable(error: Exception) -> None:
         raise error
 
 
+EPOCH_END = '{"call":"on_epoch_end"}'
+"""In place of the row, in the letter of a key whose `on_epoch_end` failed."""
+
+
 class RecordSifter(RecordRunner):
     """Runs a function row by row; rows that it fails on are put aside."""
 
@@ -222,6 +226,20 @@ class RecordSifter(RecordRunner):
             except Exception as error:
                 self._put_aside(error, timer_json(kind, time_ms))
                 self._tell_of_failure(function, kind, time_ms)
+            self._row_done()
+
+    def _call_epoch_end(self, touched: list[tuple[int, Any]]) -> None:
+        context = self._operator.context
+        function = self._function
+        assert isinstance(function, KeyedProcess), "only these have on_epoch_end"
+        for context.group, context.key in touched:
+            try:
+                result = function.on_epoch_end(context)
+                if result is not None:
+                    self._operator.main.emit_all("on_epoch_end()", result)
+                self._check()
+            except Exception as error:
+                self._put_aside(error, EPOCH_END)
             self._row_done()
 
     def _tell_of_failure(self, function: KeyedProcess[Any], kind: Kind, time_ms: int) -> None:

@@ -120,11 +120,17 @@ class ColumnValueHandle(_ByBatch, Value[Any]):
         self._table = table
         self._typed = _Typed(table)
         default = declaration.default
-        self._default = None if default is None else table.default_arrays(default)
+        values = table.values
+        self._default = None if default is None else values.encode([values.normalise(default)])
 
     def get_many(self, keys: Input) -> pa.Array:
         table = self._table
         return table.read(table.find([self._typed.keys(keys)]), self._default)
+
+    def get_field(self, keys: Input, name: str) -> pa.Array:
+        """Return one field of the struct of each key, null where there is none."""
+        table = self._table
+        return table.read_field(table.find([self._typed.keys(keys)]), name)
 
     def put_many(self, keys: Input, values: Input) -> None:
         keys = self._typed.keys(keys)
@@ -134,6 +140,10 @@ class ColumnValueHandle(_ByBatch, Value[Any]):
     def set_in_epoch(self) -> tuple[pa.Array, pa.Array]:
         """Return the keys and values that the current epoch has set."""
         return self._table.set_in_epoch()
+
+    def pieces_set_in_epoch(self, rows_max: int) -> Iterator[tuple[pa.Array, pa.Array]]:
+        """Yield what `set_in_epoch` returns, in pieces."""
+        return self._table.pieces_set_in_epoch(rows_max)
 
     get: Any = _ByBatch._refuse
     set: Any = _ByBatch._refuse
@@ -222,6 +232,10 @@ class RowValueHandle(_ByBatch, Value[Any]):
             found.append(default if value is None else value)
         return table.values.encode(found)
 
+    def get_field(self, keys: Input, name: str) -> pa.Array:
+        """Return one field of the struct of each key, null where there is none."""
+        return self.get_many(keys).flatten()[self._table.values.arrow.get_field_index(name)]
+
     def put_many(self, keys: Input, values: Input) -> None:
         keys = self._typed.keys(keys)
         values = self._typed.values(values, len(keys))
@@ -238,14 +252,26 @@ class RowValueHandle(_ByBatch, Value[Any]):
 
     def set_in_epoch(self) -> tuple[pa.Array, pa.Array]:
         """Return the keys and values that the current epoch has set."""
+        return self._encode(self._set_in_epoch())
+
+    def pieces_set_in_epoch(self, rows_max: int) -> Iterator[tuple[pa.Array, pa.Array]]:
+        """Yield what `set_in_epoch` returns, in pieces."""
+        changed = self._set_in_epoch()
+        for start in range(0, len(changed), rows_max):
+            yield self._encode(changed[start : start + rows_max])
+
+    def _set_in_epoch(self) -> list[tuple[Key, Datum]]:
         table = self._table
-        changed = [
+        return [
             pair
             for group in table.groups
             for pair in table.changes[group].items()
             if pair[1] is not None
         ]
-        keys, values = zip(*changed, strict=True) if changed else ((), ())
+
+    def _encode(self, pairs: list[tuple[Key, Datum]]) -> tuple[pa.Array, pa.Array]:
+        table = self._table
+        keys, values = zip(*pairs, strict=True) if pairs else ((), ())
         return table.keys.encode(list(keys)), table.values.encode(list(values))
 
     get: Any = _ByBatch._refuse
