@@ -13,6 +13,7 @@ import pyarrow as pa
 from cairn.errors import PlanError
 from cairn.operators.aggregates.accumulate import Accumulators, Aggregate, make_aggregate
 from cairn.operators.aggregates.assign import pane_us
+from cairn.operators.aggregates.counted import CountAggregate
 from cairn.operators.aggregates.parse import Call, parse_calls
 from cairn.operators.aggregates.partial import Partials, make_partials
 from cairn.operators.aggregates.running import Aggregation, RunningAggregate
@@ -28,7 +29,7 @@ from cairn.plan.graph import (
     unite_times,
 )
 from cairn.plan.sql import quote, time_sql
-from cairn.windows import Session, Sliding, Tumbling
+from cairn.windows import Count, Session, Sliding, Tumbling
 
 
 def aggregation(
@@ -122,7 +123,11 @@ def _aggregate_windows(
     spec = plan.windows
     time = pane = None
     may_group = True
-    if plan.has_late_rows and order is not None:
+    if isinstance(spec, Count):
+        # Rows are counted one by one, in the order of their time.
+        time = None if order is None else f"timestamp_micros({order})"
+        may_group = False
+    elif plan.has_late_rows and order is not None:
         time = f"timestamp_micros({order})"
         may_group = not isinstance(spec, Session)
         if isinstance(spec, Tumbling | Sliding):
@@ -143,5 +148,7 @@ def _aggregate_windows(
     )
     bounds = [pa.field(name, pa.timestamp("us", "UTC")) for name in WINDOW_COLUMNS]
     fields = [*(schema.field(key) for key in keys), *bounds, *(a.field for a in aggregates)]
-    made = WindowAggregate(plan, Accumulators(aggregates), partials.layout, pa.schema(fields))
-    return made, partials
+    accumulators = Accumulators(aggregates)
+    if isinstance(spec, Count):
+        return CountAggregate(spec, accumulators, partials.layout, pa.schema(fields)), partials
+    return WindowAggregate(plan, accumulators, partials.layout, pa.schema(fields)), partials
