@@ -17,8 +17,9 @@ Always true here:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -42,8 +43,9 @@ from cairn.protocol.letters import (
 )
 from cairn.report.epoch import LetterSample
 from cairn.slot.batches import BatchRunner
+from cairn.slot.gather import Rows
 from cairn.slot.outlet import Outlet
-from cairn.slot.records import Kind, RecordRunner
+from cairn.slot.records import Kind, RecordRunner, Scope
 from cairn.slot.sifted_outlet import SiftedOutlet
 from cairn.slot.timers import timer_text
 from cairn.types import row_class
@@ -153,6 +155,7 @@ class RecordSifter(RecordRunner):
         letters: DeadLetters,
     ) -> None:
         super().__init__(operator, function)
+        self._columns = None  # A letter has the whole row.
         self._letters = letters
         outlets = [o for o in operator.outlets if isinstance(o, SiftedOutlet)]
         # The main one first.
@@ -162,7 +165,14 @@ class RecordSifter(RecordRunner):
         super().reset()
         self._letters.reset()
 
-    def _run_rows(self, scoped: Iterator[Any], remaining: int) -> None:
+    def _run_rows(self, gathered: Rows, scope: Scope, columns: Sequence[Iterable[Any]]) -> None:
+        groups = gathered.groups.to_numpy().tolist()
+        keys, times_ms = scope.get("key", repeat(None)), scope.get("event_time_ms", repeat(None))
+        (rows,) = columns
+        scoped: Iterator[Any] = zip(repeat(0), groups, keys, times_ms, rows, strict=False)
+        if self._fires_between_rows:
+            assert self._timers is not None
+            scoped = self._with_timers(scoped, self._timers.event)
         context = self._operator.context
         process = self._process_row
         main, *sides = outlets = self._sifted
@@ -170,7 +180,7 @@ class RecordSifter(RecordRunner):
         journal = self._letters.journal
         journal.clear()
         row: Any = None
-        for context.group, context.key, context.event_time_ms, row in scoped:
+        for _, context.group, context.key, context.event_time_ms, row in scoped:
             try:
                 result = process(row, context)
                 if result is not None:
