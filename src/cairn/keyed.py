@@ -10,6 +10,8 @@ import pyarrow as pa
 from cairn.connected import ConnectedStreams
 from cairn.errors import PlanError
 from cairn.functions import LATE, BatchProcess, KeyedProcess
+from cairn.operators.idle import parse_ttl
+from cairn.operators.latest import Latest
 from cairn.operators.window_functions import (
     WindowApply,
     WindowFunction,
@@ -18,9 +20,9 @@ from cairn.operators.window_functions import (
 )
 from cairn.operators.window_process import WindowPlan
 from cairn.plan.aggregation import aggregation, partial_node
-from cairn.plan.check import NO_UID, check_function, check_same_schema, check_uid
+from cairn.plan.check import NO_UID, check_same_schema, check_uid
 from cairn.plan.graph import Inlet, Port, ProcessNode, unite_times
-from cairn.state import Declaration
+from cairn.state import Declaration, TTLLike
 from cairn.stream import ProcessStream, Stream
 from cairn.types import SchemaLike, parse_schema
 from cairn.types.durations import Duration, duration_ms
@@ -66,13 +68,20 @@ class KeyedStream:
         self, function: BatchProcess, *, schema: SchemaLike, uid: str = NO_UID
     ) -> ProcessStream:
         """Run a function over Arrow batches of rows of many keys."""
-        job = self._stream._job
-        check_uid(uid, job._nodes)
-        check_function(function, uid, BatchProcess)
-        out = parse_schema(schema)
-        inlet = Inlet(self._stream._ports, self._columns)
-        job._nodes[uid] = ProcessNode(uid, (inlet,), function, out)
-        return ProcessStream(job, (Port(uid),), out)
+        return self._connect().process_batch(function, schema=schema, uid=uid)
+
+    def latest(self, *, uid: str = NO_UID, ttl: TTLLike = None) -> ProcessStream:
+        """The newest row of each key: a key with a newer row is emitted at the end of the epoch.
+
+        Newest is by event time where there is one, else by arrival. Of rows with the same time,
+        the greatest counts, compared column by column from the left. Late rows count like all
+        others. With `ttl` a key is forgotten when it has had no row for that long.
+        """
+        stream = self._stream
+        is_timed = unite_times(stream._job._nodes, stream._ports) is not None
+        parsed = parse_ttl(ttl, f"latest {uid!r}", is_timed=is_timed)
+        function = Latest(stream.schema, parsed, is_timed=is_timed)
+        return self.process_batch(function, schema=stream.schema, uid=uid)
 
     def window(
         self,
@@ -123,7 +132,7 @@ class KeyedStream:
 
 
 class WindowedStream:
-    """A keyed stream cut into windows. Results carry key, `window_start` and `window_end`."""
+    """A stream cut into windows. Results carry key, `window_start` and `window_end`."""
 
     def __init__(self, keyed: KeyedStream, plan: WindowPlan) -> None:
         self.keyed = keyed
@@ -153,7 +162,7 @@ class WindowedStream:
         if not callable(function):
             raise PlanError(f"operator {uid!r}: reduce needs a function, found {function!r}")
         check_arguments(function, f"operator {uid!r}: the function of reduce ", "left", "right")
-        schema, keys = self.keyed._stream.schema, self.keyed._columns
+        schema, keys = self.keyed._stream.schema, self._keys(uid)
         made = WindowReduce(self.plan, schema, keys, function)
         return self.keyed.process(made, schema=made.schema, uid=uid)
 
@@ -166,7 +175,7 @@ class WindowedStream:
         """
         check_window_function(function, uid)
         keyed = self.keyed
-        made = WindowApply(self.plan, keyed._stream.schema, keyed._columns, function, schema)
+        made = WindowApply(self.plan, keyed._stream.schema, self._keys(uid), function, schema)
         return keyed.process(made, schema=made.schema, uid=uid)
 
     def aggregate(self, *, uid: str = NO_UID, **aggregates: str) -> ProcessStream:
@@ -174,9 +183,20 @@ class WindowedStream:
 
         Results: the key columns, `window_start`, `window_end`, and the aggregates. They come at
         the end of an epoch, also those of early triggers; in a job with rounds, of a round.
+        Without a key they are about all rows: Spark aggregates where the rows are, and one subtask
+        merges what is left.
         """
         keyed = self.keyed
         return aggregate(keyed._stream, keyed._columns, uid, aggregates, self.plan)
+
+    def _keys(self, uid: str) -> tuple[str, ...]:
+        """Return the key columns, for code that runs per key."""
+        if not self.keyed._columns:
+            raise PlanError(
+                f"operator {uid!r}: windows without a key have aggregates only\n"
+                "  next: use .aggregate(...), or .key_by(...) before .window(...)"
+            )
+        return self.keyed._columns
 
 
 def aggregate(
@@ -188,7 +208,7 @@ def aggregate(
     function, partials = aggregation(job._spark(), job._nodes, stream._ports, keys, asked, plan)
     name = f"partial:{uid}"
     job._nodes[name] = partial_node(name, stream._ports, uid, partials)
-    inlet = Inlet((Port(name),), keys)
+    inlet = Inlet((Port(name),), partials.layout.keys)
     job._nodes[uid] = ProcessNode(uid, (inlet,), function, function.schema)
 
     def keep_late_rows() -> None:

@@ -43,6 +43,13 @@ ASKED = {
     "sd_pop": "stddev_pop(i)",
     "var": "variance(d)",
     "var_pop": "var_pop(l)",
+    "kinds_s": "count(DISTINCT s)",
+    "kinds_d": "count(DISTINCT d)",
+    "kinds_of_some": "count(DISTINCT i, s) FILTER (WHERE i > 0 OR s = ')')",
+    "n_of_some": "count(*) FILTER (WHERE i > 0)",
+    "total_of_some": "sum(c) FILTER (WHERE b)",
+    "newest": "max_by(s, at)",
+    "oldest_of_some": "min_by(struct(i, s), at) FILTER (WHERE b)",
 }
 DISTINCT = {"kinds": "approx_count_distinct(s)", "days": "approx_count_distinct(day)"}
 """Never grouped ahead, and nothing is that is asked for beside them."""

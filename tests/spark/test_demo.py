@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import shutil
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from pyspark.sql import SparkSession
 from cairn.cli import main
 from cairn.demo.check import Comparison, compare
 from cairn.demo.play import Play
+from tests.marks import for_soak
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -48,26 +51,45 @@ class Lent:
         pass
 
 
-@pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """The demo in a process of its own: what it has left, what it said."""
+def lend(spark: SparkSession, patch: pytest.MonkeyPatch) -> None:
+    """Let the demo compare on this session instead of one of its own."""
+    patch.setattr("cairn.demo.play.session", lambda *name, **conf: Lent(spark))
+
+
+@pytest.fixture(scope="module", params=["here", for_soak("alone")])
+def played(
+    request: pytest.FixtureRequest, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, int, str]:
+    """The demo, played to its end: what it has left, its exit code, what it printed.
+
+    Its drivers are processes of their own, each with its Spark. The demo itself is one too, or
+    runs here and compares with the session of all tests.
+    """
     folder = tmp_path_factory.mktemp("played") / "demo"
-    return folder, run_demo(folder)
+    if request.param == "alone":
+        result = run_demo(folder)
+        return folder, result.returncode, result.stdout + result.stderr
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        lend(spark, patch)
+        with pytest.raises(SystemExit) as ended:
+            main(["demo", "--folder", str(folder), *SHORT])
+    assert isinstance(ended.value.code, int)
+    return folder, ended.value.code, printed.getvalue()
 
 
-def test_demo_kills_a_slot_and_the_driver_and_loses_nothing(played: tuple[Path, Any]) -> None:
-    folder, result = played
-    assert result.returncode == 0, result.stdout + result.stderr
-    said = "60,000 events in, 60,000 counted, 0 lost, 0 duplicated"
-    assert said in result.stdout
-    assert "killed in mid-epoch: 1 slot, 1 driver" in result.stdout
-    assert "\x1b" not in result.stdout
+def test_demo_kills_a_slot_and_the_driver_and_loses_nothing(played: tuple[Path, int, str]) -> None:
+    folder, code, printed = played
+    assert code == 0, printed
+    assert "60,000 events in, 60,000 counted, 0 lost, 0 duplicated" in printed
+    assert "killed in mid-epoch: 1 slot, 1 driver" in printed
+    assert "\x1b" not in printed
     assert processes_of(folder) == []
 
 
 @pytest.mark.soak
 def test_demo_fails_when_a_row_of_the_output_is_dropped_and_one_doubled(
-    played: tuple[Path, Any],
+    played: tuple[Path, int, str],
     spark: SparkSession,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -80,7 +102,7 @@ def test_demo_fails_when_a_row_of_the_output_is_dropped_and_one_doubled(
         play.kills, play.went_well = {"slot": 1, "driver": 1}, True
 
     monkeypatch.setattr(Play, "stream_and_kill", as_played)
-    monkeypatch.setattr("cairn.demo.play.session", lambda *name, **conf: Lent(spark))
+    lend(spark, monkeypatch)
     with pytest.raises(SystemExit) as ended:
         main(["demo", "--folder", str(tmp_path / "demo"), *SHORT, "--tamper"])
     assert ended.value.code == 1

@@ -71,7 +71,7 @@ class WindowPlan:
 class WindowProcess(Hooks, KeyedProcess[Row]):
     """The part that all functions of windows share."""
 
-    handles_late: ClassVar[bool] = True
+    handles_late: bool = True
     reads_row_times: ClassVar[bool] = True
     windows: Map[int, Any]
     """End of a window -> (start, rows since the last result, fired, early_at, *content)."""

@@ -74,17 +74,26 @@ def _order(nodes: dict[str, Node], ports: Sequence[Port], schema: pa.Schema) -> 
 
 
 def _find_types(spark: Any, schema: pa.Schema, call: Call, *, is_timed: bool) -> Aggregate:
-    from cairn.plan.dataframe import plan_schema
+    from cairn.plan.frames import plan_schema
 
     argument = "1" if call.argument is None else call.argument
+    arguments = [f"({argument}) AS x"]
+    if call.by is not None:
+        arguments.append(f"({call.by}) AS by")
     try:
-        given = plan_schema(spark, schema, lambda df: df.selectExpr(f"({argument}) AS x"))
+        given = plan_schema(spark, schema, lambda df: df.selectExpr(*arguments))
         result = plan_schema(spark, schema, lambda df: df.selectExpr(f"{call.sql} AS x"))
     except PlanError as error:
         raise PlanError(
             f"aggregate {call.name!r}, {call.sql}: {error}", column=call.name
         ) from error
-    return make_aggregate(call, given.field("x").type, result.field("x").type, is_timed=is_timed)
+    return make_aggregate(
+        call,
+        given.field("x").type,
+        result.field("x").type,
+        is_timed=is_timed,
+        by_type=None if call.by is None else given.field("by").type,
+    )
 
 
 def _aggregate_all(

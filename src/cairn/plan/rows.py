@@ -25,6 +25,7 @@ from cairn.plan.graph import (
     TransformNode,
     bare_ports,
     keep_time,
+    root_ports,
     rows_operator,
 )
 from cairn.protocol.letters import SCHEMA as LETTERS
@@ -50,11 +51,15 @@ def add_rows_nodes(
         raise PlanError(f"{kind} {name!r}: expected a function of a row, found {function!r}")
     check_arguments(function, f"{kind} {name!r}: the function ", "row")
     made = ROW_FUNCTIONS[kind](function)
-    # Rows in slots and rows in Spark cannot be united before the function: it is there twice.
+    # Rows in slots and rows of different Spark stages cannot be united before the function: it is
+    # there once for each place.
     in_slots = [port for port in ports if _is_in_slots(nodes, port)]
-    in_spark = [port for port in ports if port not in in_slots]
+    in_spark: dict[frozenset[str], list[Port]] = {}
+    for port in ports:
+        if port not in in_slots:
+            in_spark.setdefault(_operators_before(nodes, port), []).append(port)
     found: list[Port] = []
-    for side in filter(None, (in_spark, in_slots)):
+    for side in filter(None, (*in_spark.values(), in_slots)):
         each = name if not found else _free_name(nodes, side, kind)
         column = keep_time(nodes, side, schemas[1])
         node = RowsNode(each, tuple(side), made, schemas[1], column, read_schema=schemas[0])
@@ -81,6 +86,15 @@ def take_errors(nodes: dict[str, Node], ports: Sequence[Port]) -> tuple[Port, ..
 
 def _is_in_slots(nodes: dict[str, Node], port: Port) -> bool:
     return all(isinstance(nodes[bare.node], ProcessNode) for bare in bare_ports(nodes, [port]))
+
+
+def _operators_before(nodes: dict[str, Node], port: Port) -> frozenset[str]:
+    """Return the operators whose rows Spark reads to make this stream: none, if it reads sources.
+
+    Streams with the same ones are there in the same stage.
+    """
+    roots = (root.node for root in root_ports(nodes, [port]))
+    return frozenset(name for name in roots if isinstance(nodes[name], ProcessNode))
 
 
 def _free_name(nodes: dict[str, Node], ports: Sequence[Port], kind: RowKind) -> str:

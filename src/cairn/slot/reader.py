@@ -7,7 +7,7 @@ Always true here:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import repeat
 from typing import Any
@@ -100,10 +100,32 @@ class ConnectedReader:
         return made, keys
 
 
-def pick_lanes(batch: pa.RecordBatch, inlets: Sequence[InletSpec]) -> pa.StructArray:
-    """Return the lanes of a mixed batch that a ConnectedReader reads."""
-    names = ["lane", *(lane_name(inlet.lane) for inlet in inlets if inlet.lane is not None)]
-    return pa.StructArray.from_arrays([batch[name] for name in names], names=names)
+def mix_lanes(lanes: pa.Array, rows: Mapping[int, pa.StructArray]) -> pa.StructArray:
+    """Return rows of several lanes in the form that a ConnectedReader reads."""
+    names = ["lane", *map(lane_name, rows)]
+    return pa.StructArray.from_arrays([lanes, *rows.values()], names=names)
+
+
+def split_lanes(
+    times: pa.Array | None, rows: pa.StructArray, inlets: Sequence[InletSpec]
+) -> list[tuple[pa.Array | None, pa.StructArray] | None]:
+    """Return the rows of each input with their times, in order; None for an input without rows."""
+    lanes = rows.field("lane").to_numpy()
+    found: list[tuple[pa.Array | None, pa.StructArray] | None] = []
+    for inlet in inlets:
+        assert inlet.lane is not None, "connected inputs come through shuffles"
+        is_mine = lanes == inlet.lane
+        count = int(np.count_nonzero(is_mine))
+        if not count:
+            found.append(None)
+            continue
+        mine = rows.field(lane_name(inlet.lane))
+        if count == len(rows):
+            found.append((times, mine))
+        else:
+            mask = pa.array(is_mine)
+            found.append((None if times is None else times.filter(mask), mine.filter(mask)))
+    return found
 
 
 def put_into_lane(rows: pa.StructArray, inlets: Sequence[InletSpec], target: int) -> pa.StructArray:
@@ -117,25 +139,6 @@ def put_into_lane(rows: pa.StructArray, inlets: Sequence[InletSpec], target: int
         columns.append(rows if inlet.lane == lane else pa.nulls(len(rows), struct))
         names.append(lane_name(inlet.lane))
     return pa.StructArray.from_arrays(columns, names=names)
-
-
-def in_declared_types(batch: pa.RecordBatch, inlets: Sequence[InletSpec]) -> pa.RecordBatch:
-    """The same with the rows of the inlets in the types that these declare.
-
-    Spark's have the time zone of its session, and know of columns that are never null. What
-    was kept of a loop does not, and the two are put together.
-    """
-    for inlet in inlets:
-        assert inlet.lane is not None, "rows of a batch came by a lane"
-        at = batch.schema.get_field_index(lane_name(inlet.lane))
-        rows, fields = batch.column(at), list(inlet.schema)
-        if rows.type.equals(pa.struct(fields)):
-            continue
-        # Rows of other lanes are null here.
-        columns = [rows.field(field.name).cast(field.type) for field in fields]
-        cast = pa.StructArray.from_arrays(columns, fields=fields, mask=rows.is_null())
-        batch = batch.set_column(at, lane_name(inlet.lane), cast)
-    return batch
 
 
 def times_of(batch: pa.RecordBatch, inlet: InletSpec) -> pa.Array | None:

@@ -10,12 +10,14 @@ Always true here:
 - rows of a key are processed in the order they come; among event timers, all rows are;
 - what gathered rows caused has left the slot before more are gathered;
 - a timer is gone from the state before `on_timer` is called for it;
+- `on_epoch_end` comes after all rows and timers, except timers that it sets itself;
 - which timers are called, and in which order, depends on state, rows and the epoch alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice, repeat
 from operator import length_hint
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -23,11 +25,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 import pyarrow as pa
 
+from cairn.backends.columnar.name_parts import Ints
 from cairn.backends.columnar.table import ColumnTable
 from cairn.backends.contract import Backend
 from cairn.backends.handles.framed import FRAME_ROWS
 from cairn.errors import CairnError, FunctionError
-from cairn.functions import KeyedProcess, Process, hooks_of
+from cairn.functions import KeyedProcess, Process, ends_epochs, hooks_of
 from cairn.slot.context import NoKey
 from cairn.slot.gather import Gather, Rows
 from cairn.slot.reader import ConnectedReader, RowReader
@@ -39,6 +42,7 @@ from cairn.slot.timers import (
     UntimedKeyTimers,
     timer_text,
 )
+from cairn.slot.touched_keys import TouchedKeys
 from cairn.types.codec import codec
 
 if TYPE_CHECKING:
@@ -79,6 +83,10 @@ class RecordRunner:
             self._reader = ConnectedReader(inlets)
             self._process_row = self._handle
             self._handlers = [getattr(function, f"on_{inlet.name}") for inlet in inlets]
+        self._touched: TouchedKeys | None = None
+        if ends_epochs(function):
+            self._touched = TouchedKeys(operator.journal)
+            self._process_row = self._touched.watch(self._process_row)
         self._inputs: Iterator[int] = iter(())
         self._input: int | None = None
         """The input of the current row, in connected streams."""
@@ -100,7 +108,8 @@ class RecordRunner:
         self._key_codec = codec(spec.key_type)
         # State in arrays is found by key alone.
         in_arrays = [isinstance(table, ColumnTable) for table in operator.tables.values()]
-        self._uses_groups = self._is_keyed and not (in_arrays and all(in_arrays))
+        is_group_needed = self._touched is not None or not in_arrays or not all(in_arrays)
+        self._uses_groups = self._is_keyed and is_group_needed
         if not self._uses_groups:
             self._gather = Gather(sort_rows_min=FOREVER)
         self._columns: tuple[str, ...] | None = None
@@ -111,6 +120,8 @@ class RecordRunner:
 
     def reset(self) -> None:
         self._gather.reset()
+        if self._touched is not None:
+            self._touched.clear()
 
     def begin_rows(self) -> None:
         operator = self._operator
@@ -188,16 +199,22 @@ class RecordRunner:
         for start in range(0, len(rows), FRAME_ROWS):
             some = rows.slice(start, FRAME_ROWS)
             keys = self._key_array(some, scope["key"][start : start + FRAME_ROWS])
-            group_numbers = groups.slice(start, FRAME_ROWS).to_numpy()
-            try:
-                self._run_loop(loop, frame.open(keys, group_numbers), iterators, some)
-            except BaseException:
-                frame.drop()
-                raise
-            try:
-                frame.close()
-            except FunctionError as error:
-                raise self._operator.blame.place(error) from error
+            with self._frame(keys, groups.slice(start, FRAME_ROWS).to_numpy()) as places:
+                self._run_loop(loop, places, iterators, some)
+
+    @contextmanager
+    def _frame(self, keys: pa.Array, groups: Ints) -> Iterator[list[int]]:
+        """Open a frame of these keys, with the place of each; close it at the end."""
+        frame = self._operator.context.frame
+        try:
+            yield frame.open(keys, groups)
+        except BaseException:
+            frame.drop()
+            raise
+        try:
+            frame.close()
+        except FunctionError as error:
+            raise self._operator.blame.place(error) from error
 
     def _key_array(self, rows: pa.StructArray, keys: Sequence[Any]) -> pa.Array:
         """Return the keys of rows as state has them."""
@@ -294,8 +311,46 @@ class RecordRunner:
                 # After the rows that operators before this one have emitted by draining.
                 self._processing_until = FOREVER
             self._fire_due()
+        if self._touched is not None:
+            self._end_keys(self._touched.take())
+        if self._timers is not None:
             self._timers.release()
         self._operator.context.timers = NO_KEY
+
+    def _end_keys(self, touched: list[tuple[int, Any]]) -> None:
+        """Call `on_epoch_end` for these keys, then `on_timer` for timers that are due by that."""
+        operator = self._operator
+        operator.context.event_time_ms = None
+        is_framed = bool(operator.context.frame.handles)
+        size = FRAME_ROWS if is_framed else PREFETCH_KEYS
+        for start in range(0, len(touched), size):
+            groups, keys = zip(*touched[start : start + size], strict=True)
+            if self._prefetches:
+                operator.backend.prefetch(groups, keys)
+            if is_framed:
+                with self._frame(self._key_codec.encode(list(keys)), np.array(groups)) as places:
+                    self._call_epoch_end(zip(places, groups, keys, strict=True))
+            else:
+                self._call_epoch_end(zip(repeat(0), groups, keys, strict=False))
+            operator.flush()
+        if self._timers is not None:
+            self._fire_due()
+
+    def _call_epoch_end(self, touched: Iterable[tuple[int, int, Any]]) -> None:
+        """Call `on_epoch_end` for keys, each with its place in the frame and its key group."""
+        operator = self._operator
+        context = operator.context
+        assert isinstance(self._function, KeyedProcess), "only these have on_epoch_end"
+        on_epoch_end = self._function.on_epoch_end
+        try:
+            for context.at, context.group, context.key in touched:
+                result = on_epoch_end(context)
+                if result is not None:
+                    operator.main.emit_all("on_epoch_end()", result)
+        except FunctionError as error:
+            raise operator.blame.locate("on_epoch_end()", error) from error
+        except Exception as error:
+            raise operator.blame.describe("on_epoch_end()", error, has_key=True) from error
 
     def _with_timers(self, scoped: Iterator[Any], index: TimerIndex) -> Iterator[Any]:
         """The rows; before each one, the event timers up to its time that are due."""

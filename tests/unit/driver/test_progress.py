@@ -62,10 +62,15 @@ def test_the_environment_decides_in_either_direction(
     assert pipe.getvalue().endswith("seen\n")
 
 
-def test_a_terminal_that_was_closed_does_no_harm(
+def test_a_terminal_that_was_closed_hides_no_later_stage(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv(progress.VARIABLE, "1")
-    terminal.close()
+    closed = Terminal()
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", closed)
+    assert progress.is_watched()
     progress.say("unseen")
+    monkeypatch.setattr(sys, "stderr", terminal)
+    progress.say("seen")
+    assert terminal.getvalue().endswith(" s  seen\n")

@@ -324,7 +324,10 @@ class AnyArguments(KeyedProcess):
 
 
 def test_methods_may_take_more_than_they_are_given(job: Job) -> None:
-    source(job, "s").key_by("k").process(AnyArguments(), schema="k long", uid="op")
+    function = AnyArguments()
+    source(job, "s").key_by("k").process(function, schema="k long", uid="op")
+    (node,) = job.graph().operators
+    assert node.function is function
 
 
 def test_handlers_of_inputs_must_take_row_and_context(job: Job) -> None:

@@ -89,5 +89,6 @@ def test_a_timer_is_set_after_a_timedelta() -> None:
 def test_a_trigger_as_timedelta_is_an_interval_of_spark() -> None:
     assert _interval_text(SECOND) == "1 second"
     assert _interval_text(dt.timedelta(milliseconds=1500)) == "1500 milliseconds"
-    with pytest.raises(PlanError, match="trigger must be positive"):
-        _interval_text(dt.timedelta(0))
+    assert _interval_text(dt.timedelta(0)) == "0 milliseconds", "as soon as there are rows"
+    with pytest.raises(PlanError, match="trigger must not be negative"):
+        _interval_text(-SECOND)

@@ -25,7 +25,7 @@ from cairn.types import parse_schema
 from cairn.worker.forward import SubtaskError
 from cairn.worker.rows import RowStep, RowSteps
 from tests.unit.driver.coordinator.manifests import entry, epoch
-from tests.unit.plan.programs import ROW, process, source
+from tests.unit.plan.programs import ROW, process, source, transform
 
 TIMED = "k long, t timestamp"
 
@@ -71,6 +71,21 @@ def test_rows_of_sources_and_operators_are_each_mapped_where_they_are(job: Job) 
     graph = job.graph()
     assert isinstance(graph.nodes["twice"], RowsNode)
     assert "a.map" in graph.chained
+
+
+def test_rows_of_different_spark_stages_are_each_mapped_in_theirs(job: Job) -> None:
+    rows = source(job, "s")
+    a = process(rows, "a")
+    b = process(a, "b")
+    united = rows.union(source(job, "t"), transform(a), transform(b))
+    process(united.map(double, uid="twice"), "c")
+    graph = job.graph()
+    mapped = [n.inputs for n in graph.nodes.values() if isinstance(n, RowsNode)]
+    assert [len(inputs) for inputs in mapped] == [2, 1, 1], "sources are in one stage"
+    assert {name for name, n in graph.nodes.items() if isinstance(n, RowsNode)} == {
+        "twice", "a.map", "b.map",
+    }  # fmt: skip
+    assert [[op.uid for op in level.operators] for level in graph.levels] == [["a"], ["b"], ["c"]]
 
 
 def test_a_stream_keeps_its_columns_unless_a_schema_is_given(job: Job) -> None:

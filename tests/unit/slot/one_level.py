@@ -71,11 +71,12 @@ def group_of(key: int) -> int:
 
 def batch_of(rows: list[tuple[int, int | None]]) -> pa.RecordBatch:
     row_codec = codec(pa.struct(list(ROW)))
+    encoded = row_codec.encode([row_codec.normalise(row) for row in rows])
     return pa.RecordBatch.from_pydict(
         {
             "group": pa.array([group_of(k) for k, _ in rows], pa.int32()),
-            "lane": pa.array([0] * len(rows), pa.int32()),
-            "l0": row_codec.encode([row_codec.normalise(row) for row in rows]),
+            "c0": encoded.field("k"),
+            "c1": encoded.field("v"),
         }
     )
 

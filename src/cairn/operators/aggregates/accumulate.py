@@ -13,15 +13,14 @@ import pyarrow as pa
 
 from cairn.errors import PlanError
 from cairn.operators.aggregates import hll
+from cairn.operators.aggregates.edges import Edge, ValueBy
 from cairn.operators.aggregates.objects import (
+    ArrowExtreme,
     DecimalSum,
-    Distinct,
-    Edge,
-    ObjectExtreme,
-    quotient,
-    round_to,
+    Sketch,
+    divide_decimals,
 )
-from cairn.operators.aggregates.parse import Call
+from cairn.operators.aggregates.parse import COUNT_DISTINCT, Call
 from cairn.operators.aggregates.parts import (
     Array,
     Columns,
@@ -32,6 +31,7 @@ from cairn.operators.aggregates.parts import (
     Part,
     Sum,
 )
+from cairn.operators.aggregates.sets import DistinctCount
 from cairn.types import type_ddl
 
 
@@ -46,14 +46,22 @@ class Aggregate:
 
     @property
     def field(self) -> pa.Field:
-        counts = self.call.function in ("count", "approx_count_distinct")
+        counts = self.call.function in ("count", COUNT_DISTINCT, "approx_count_distinct")
         return pa.field(self.call.name, self.type, nullable=not counts)
 
 
 def make_aggregate(
-    call: Call, argument_type: pa.DataType, type_: pa.DataType, *, is_timed: bool
+    call: Call,
+    argument_type: pa.DataType,
+    type_: pa.DataType,
+    *,
+    is_timed: bool,
+    by_type: pa.DataType | None = None,
 ) -> Aggregate:
-    """Make an aggregate; `is_timed` if first and last go by event time."""
+    """Make an aggregate; `is_timed` if first and last go by event time.
+
+    `by_type` is the type of the second argument of max_by and min_by.
+    """
     function = call.function
     parts: tuple[Part, ...]
     if function == "count":
@@ -66,8 +74,13 @@ def make_aggregate(
         parts = (_extreme(call, type_, is_max=function == "max"),)
     elif function in ("first", "last"):
         parts = (Edge(type_, is_last=function == "last", is_timed=is_timed),)
+    elif function in ("max_by", "min_by"):
+        assert by_type is not None, f"{function} compares values"
+        parts = (ValueBy(type_, by_type, is_max=function == "max_by"),)
+    elif function == COUNT_DISTINCT:
+        parts = (DistinctCount(argument_type),)
     elif function == "approx_count_distinct":
-        parts = (Distinct(),)
+        parts = (Sketch(),)
     else:
         assert function.startswith(("stddev_", "var_")), f"{function} has no parts"
         parts = (Moments(),)
@@ -91,7 +104,7 @@ def _average_sum(argument: pa.DataType, result: pa.DataType) -> pa.DataType:
 def _extreme(call: Call, type_: pa.DataType, *, is_max: bool) -> Part:
     is_ = pa.types
     if is_.is_string(type_) or is_.is_binary(type_) or is_.is_decimal(type_):
-        return ObjectExtreme(type_, is_max=is_max)
+        return ArrowExtreme(type_, is_max=is_max)
     if is_.is_nested(type_) or is_.is_null(type_):
         raise _unfit(call, type_, "a number, a boolean, a time, text or bytes")
     return Extreme(type_, is_max=is_max)
@@ -116,6 +129,7 @@ class Accumulators:
             for part in aggregate.parts
             for name, type_ in zip(part.names, part.types, strict=True)
         ]
+        self.named_parts = [(a.call.name, part) for a in aggregates for part in a.parts]
         names = [field.name for field in self.fields]
         twice = {name for name in names if names.count(name) > 1}
         if twice:
@@ -177,8 +191,10 @@ def _result(aggregate: Aggregate, held: list[tuple[Part, Columns]]) -> pa.Array:
         return _average(part, columns, held[1][1][0], type_)
     if function in ("first", "last"):
         return columns[2].cast(type_)
+    if function in ("max_by", "min_by"):
+        return columns[1].cast(type_)
     if function == "approx_count_distinct":
-        return pa.array([hll.estimate(s) for s in columns[0]], pa.int64())
+        return pa.array(hll.estimate(columns[0]))
     if isinstance(part, Moments):
         return _spread(function, *columns)
     return part.store(columns)[0].cast(type_)
@@ -186,11 +202,7 @@ def _result(aggregate: Aggregate, held: list[tuple[Part, Columns]]) -> pa.Array:
 
 def _average(part: Part, columns: Columns, n: Ints, type_: pa.DataType) -> pa.Array:
     if isinstance(part, DecimalSum):
-        values = [
-            None if total is None else round_to(quotient(total, count), type_)
-            for total, count in zip(columns[0].tolist(), n.tolist(), strict=True)
-        ]
-        return pa.array(values, type_)
+        return divide_decimals(columns[0], n, type_)
     return pa.array(columns[0] / np.maximum(n, 1), mask=n == 0)
 
 

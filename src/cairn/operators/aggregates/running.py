@@ -9,7 +9,7 @@ Always true here:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,6 +19,7 @@ from cairn.operators.aggregates.accumulate import Accumulators
 from cairn.operators.aggregates.grouping import first_rows, number_values
 from cairn.operators.aggregates.partial import Layout
 from cairn.operators.aggregates.parts import Columns
+from cairn.operators.aggregates.sets import ValueSets
 from cairn.state import Declaration, Value
 
 if TYPE_CHECKING:
@@ -27,10 +28,20 @@ if TYPE_CHECKING:
 
 class Aggregation(Hooks, PartialProcess):
     wants_order = False
-    handles_late: ClassVar[bool] = True
+    handles_late: bool = True
 
-    def __init__(self, accumulators: Accumulators, layout: Layout, schema: pa.Schema) -> None:
+    def __init__(
+        self,
+        accumulators: Accumulators,
+        layout: Layout,
+        schema: pa.Schema,
+        *,
+        in_windows: bool = False,
+    ) -> None:
         self.accumulators = accumulators
+        self.sets = ValueSets(
+            accumulators.named_parts, layout.parts, weight=None, in_windows=in_windows
+        )
         self.layout = layout
         self.schema = schema
         """Schema of the results."""
@@ -38,6 +49,7 @@ class Aggregation(Hooks, PartialProcess):
 
     def begin_epoch(self, ctx: BatchContext) -> None:
         self.partial_count = 0
+        self.sets.bind(self)
 
     def read(self, batch: pa.RecordBatch) -> list[Columns]:
         return self.accumulators.read([batch[name] for name in self.layout.parts])
@@ -51,6 +63,8 @@ class Aggregation(Hooks, PartialProcess):
         return pa.RecordBatch.from_struct_array(rows.field(self.layout.row))
 
     def key_columns(self, keys: pa.Array) -> list[pa.Array]:
+        if self.layout.is_keyless:
+            return []
         return [keys] if len(self.layout.keys) == 1 else keys.flatten()
 
     def result(self, columns: Sequence[pa.Array]) -> pa.RecordBatch:
@@ -64,7 +78,7 @@ class RunningAggregate(Aggregation):
     def declare_state(self) -> dict[str, Declaration]:
         declaration: Value[Any] = Value(pa.struct(self.accumulators.fields))
         declaration.name = "aggregates"
-        return {"aggregates": declaration}
+        return {"aggregates": declaration} | self.sets.declare_state()
 
     def process(self, batch: pa.RecordBatch, ctx: BatchContext) -> None:
         at, count = number_values(ctx.keys)
@@ -72,10 +86,14 @@ class RunningAggregate(Aggregation):
         held = self.aggregates.get_many(keys)
         columns = self.accumulators.load(held.flatten())
         self.accumulators.merge(columns, at, self.read(batch))
+        self.partial_count += count
+        if self.sets:
+            bags, group_count = self.sets.collect(batch, at, count)
+            self.sets.add(bags, keys, None, columns)
+            self.partial_count += group_count - count
         stored = self.accumulators.store(columns)
         struct = pa.StructArray.from_arrays(stored, fields=self.accumulators.fields)
         self.aggregates.put_many(keys, struct)
-        self.partial_count += count
 
     def end_epoch(self, ctx: BatchContext) -> pa.RecordBatch | None:
         keys, values = self.aggregates.set_in_epoch()

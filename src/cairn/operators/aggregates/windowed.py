@@ -14,6 +14,7 @@ Always true here:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -27,6 +28,7 @@ from cairn.operators.aggregates.partial import Layout
 from cairn.operators.aggregates.parts import Bools, Columns, Ints, plain
 from cairn.operators.aggregates.running import Aggregation
 from cairn.operators.aggregates.sessions import Spans, mark_touching, unite
+from cairn.operators.aggregates.sets import Bag, join_bags, renumber
 from cairn.operators.context import ColumnContext
 from cairn.operators.window_process import WindowPlan
 from cairn.state import Declaration, Map
@@ -64,7 +66,7 @@ class WindowAggregate(Aggregation):
     def __init__(
         self, plan: WindowPlan, accumulators: Accumulators, layout: Layout, schema: pa.Schema
     ) -> None:
-        super().__init__(accumulators, layout, schema)
+        super().__init__(accumulators, layout, schema, in_windows=True)
         self.plan = plan
         self.result_time = None if isinstance(plan.windows, Global) else "window_end"
         self._spec = plan.windows
@@ -79,7 +81,7 @@ class WindowAggregate(Aggregation):
     def declare_state(self) -> dict[str, Declaration]:
         declaration: Map[int, Any] = Map("bigint", pa.struct(self._fields))
         declaration.name = "windows"
-        return {"windows": declaration}
+        return {"windows": declaration} | self.sets.declare_state()
 
     def begin_epoch(self, ctx: BatchContext) -> None:
         super().begin_epoch(ctx)
@@ -117,7 +119,8 @@ class WindowAggregate(Aggregation):
             return
         key_at, key_count = number_values(keys)
         at, count = number_pairs(key_at, key_count, *number_values(pa.array(panes)))
-        self.partial_count += count
+        bags, group_count = self.sets.collect(batch, at, count)
+        self.partial_count += group_count
         first = first_rows(at, count)
         columns, starts = self.read(batch), panes[first]
         ends = assign.last_ends(self._spec, starts)
@@ -133,12 +136,14 @@ class WindowAggregate(Aggregation):
             at, count = number_pairs(
                 key_at[first][pane_at], key_count, *number_values(pa.array(ends))
             )
+            bags = _spread(bags, pane_at, at)
             one = first_rows(at, count)
             first, starts, ends = first[pane_at[one]], starts[one], ends[one]
         window_keys = keys.take(pa.array(first))
         entries = pa.array(ends)
         held = self._load(self.windows.get_many(window_keys, entries))
         self.accumulators.merge(held.columns, at, columns)
+        self.sets.add(bags, window_keys, starts, held.columns)
         more = _sum_rows(at, counts, count)
         self._keep(ctx, window_keys, entries, held._replace(starts=starts), more)
 
@@ -170,7 +175,8 @@ class WindowAggregate(Aggregation):
         if not len(times):
             return
         at, sessions = unite(Spans(key_at, times, times + gap_us))
-        self.partial_count += len(sessions.keys)
+        bags, group_count = self.sets.collect(batch, at, len(sessions.keys))
+        self.partial_count += group_count
         columns = self.accumulators.merge_rows(at, len(sessions.keys), self.read(batch))
         rows = _sum_rows(at, counts, len(sessions.keys))
         # Known and new sessions, united.
@@ -178,12 +184,15 @@ class WindowAggregate(Aggregation):
         both = Spans(*(np.concatenate(pair) for pair in zip(known, sessions, strict=True)))
         number, unions = unite(both)
         count = len(unions.keys)
-        merged = self.accumulators.merge_rows(
-            number, count, self.accumulators.concat(held.columns, columns)
-        )
         is_changed = np.zeros(count, np.bool_)
         is_changed[number[len(known.keys) :]] = True
         replaced = np.flatnonzero(is_changed[number[: len(known.keys)]])
+        if self.sets:
+            bags = self._unite_sets(keys, known, held, unions, number, bags)
+        merged = self.accumulators.merge_rows(
+            number, count, self.accumulators.concat(held.columns, columns)
+        )
+        self.sets.add(bags, keys.take(pa.array(unions.keys)), unions.starts, merged)
         early_at = np.full(count, NEVER)
         np.minimum.at(early_at, number[: len(known.keys)], held.early_at)
         before = _sum_rows(number[: len(known.keys)], held.rows, count)
@@ -200,6 +209,30 @@ class WindowAggregate(Aggregation):
         )
         session_keys = keys.take(pa.array(unions.keys[changed]))
         self._keep(ctx, session_keys, pa.array(unions.ends[changed]), taken, more[changed])
+
+    def _unite_sets(
+        self,
+        keys: pa.Array,
+        known: Spans,
+        held: Held,
+        unions: Spans,
+        number: Ints,
+        bags: Sequence[Bag],
+    ) -> list[Bag]:
+        """Return the values to add to united sessions; values are kept under a session's start.
+
+        A session that begins earlier now, or is one with another, gives its values away.
+        """
+        known_number, fresh_number = number[: len(known.keys)], number[len(known.keys) :]
+        moved = np.flatnonzero(known.starts != unions.starts[known_number])
+        given = self.sets.remove(keys.take(pa.array(known.keys[moved])), known.starts[moved])
+        self.sets.forget(held.columns, moved)
+        joined = join_bags(given, bags)
+        numbers = [
+            np.concatenate([known_number[moved[old.at]], fresh_number[new.at]])
+            for old, new in zip(given, bags, strict=True)
+        ]
+        return renumber(joined, None, numbers)
 
     def _drop_late(
         self, batch: pa.RecordBatch, ctx: ColumnContext, is_late: Bools, counts: Ints
@@ -285,6 +318,9 @@ class WindowAggregate(Aggregation):
         is_gone = np.zeros(len(ends), np.bool_)
         if not self._is_global:
             is_gone = ends <= due_us - self._lateness_us
+        if self.sets:
+            gone = np.flatnonzero(is_gone)
+            self.sets.remove(keys.take(pa.array(gone)), held.starts[gone])
         if is_gone.all():
             self._remove(keys, entries)
         else:
@@ -370,6 +406,23 @@ class WindowAggregate(Aggregation):
             if early_ms != NEVER:
                 clock_ms = early_ms if clock_ms is None else min(clock_ms, early_ms)
         return event_ms, clock_ms
+
+
+def _spread(bags: Sequence[Bag], pane_at: Ints, at: Ints) -> list[Bag]:
+    """Return the values of panes as those of their windows: pane_at[i] is in window at[i]."""
+    if not bags:
+        return []
+    pane_count = int(max(pane_at.max(initial=-1), *(b.at.max(initial=-1) for b in bags))) + 1
+    sizes = np.bincount(pane_at, minlength=pane_count)
+    # Windows come in the order of their panes.
+    first = np.cumsum(sizes) - sizes
+    rows, numbers = [], []
+    for bag in bags:
+        repeats = sizes[bag.at]
+        within = np.arange(repeats.sum()) - np.repeat(np.cumsum(repeats) - repeats, repeats)
+        rows.append(np.repeat(np.arange(len(bag.at)), repeats))
+        numbers.append(at[np.repeat(first[bag.at], repeats) + within])
+    return renumber(bags, rows, numbers)
 
 
 def _sum_rows(at: Ints, values: Ints, count: int) -> Ints:

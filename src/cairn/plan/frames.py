@@ -1,0 +1,84 @@
+"""DataFrames and schemas of a job that do not depend on the epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from cairn.errors import PlanError
+from cairn.plan.deploy import source_envelope
+from cairn.plan.graph import Graph
+from cairn.plan.sql import quote
+from cairn.protocol.envelope import LANE
+from cairn.types import parse_schema, schema_ddl, type_ddl
+from cairn.user_code import find_raise
+
+
+def dataframe_schema(df: DataFrame) -> pa.Schema:
+    return parse_schema(df.schema)
+
+
+def plan_schema(
+    spark: SparkSession, schema: pa.Schema, function: Callable[[DataFrame], DataFrame]
+) -> pa.Schema:
+    """The schema a transform gives, found by planning it on no rows."""
+    try:
+        result = function(spark.createDataFrame([], schema_ddl(schema)))
+    except Exception as error:
+        # After a semicolon Spark goes on with its plan of it.
+        why, at = str(error).partition(";\n")[0], find_raise(error, function)
+        raise PlanError(
+            f"transform cannot be planned: {why}\n  input: {schema_ddl(schema)}"
+            + ("" if at is None else f"\n  at: {at}"),
+            at=at,
+        ) from error.with_traceback(None)
+    if not isinstance(result, DataFrame):
+        raise PlanError(f"transform must return a DataFrame, found {type(result).__name__}")
+    return dataframe_schema(result)
+
+
+def streaming_input(graph: Graph) -> DataFrame:
+    """All sources as one streaming DataFrame: one query, one line of offsets per source."""
+    if len(graph.sources) == 1:
+        return graph.sources[0].dataframe
+    envelope = source_envelope(graph)
+    rows: DataFrame | None = None
+    for lane, source in enumerate(graph.sources):
+        fields = {column: name for name, column in envelope.fields[lane].items()}
+        columns = [F.lit(lane).alias(LANE)]
+        for name, type_ in envelope.columns.items():
+            value = F.col(quote(fields[name])) if name in fields else F.lit(None)
+            columns.append(value.cast(type_ddl(type_)).alias(name))
+        part = source.dataframe.select(*columns)
+        rows = part if rows is None else rows.union(part)
+    assert rows is not None
+    return rows
+
+
+def no_input(graph: Graph, session: SparkSession) -> DataFrame:
+    """The rows of an epoch without a batch: none, with the columns of the sources."""
+    schema = streaming_input(graph)._jdf.schema()
+    # Python's createDataFrame would run a job of its own.
+    none = session._jvm.java.util.ArrayList()
+    return DataFrame(session._jsparkSession.createDataFrame(none, schema), session)
+
+
+def lay_pin(spark: SparkSession, parallelism: int) -> DataFrame:
+    """A pin table: one row per subtask, persisted where the subtask is to run."""
+    pin = plan_pin(spark, parallelism)
+    pin.count()
+    return pin
+
+
+def plan_pin(spark: SparkSession, parallelism: int) -> DataFrame:
+    """A pin table that the first action on it will lay out."""
+    places = plan_places(spark, parallelism)
+    return places.repartitionById(parallelism, F.col("pin")).persist()
+
+
+def plan_places(spark: SparkSession, parallelism: int) -> DataFrame:
+    """One row per subtask, in a partition each."""
+    return spark.range(0, parallelism, 1, parallelism).select(F.col("id").cast("int").alias("pin"))
