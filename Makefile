@@ -37,6 +37,7 @@ bench: $(READY) ## The benchmarks, one after the other
 	@set -e; for options in "--backend rocksdb" "--api aggregate" "--api process_batch"; do \
 	  echo "== keyed_count $$options"; $(BIN)/python bench/keyed_count.py $$options; done
 	@echo "== ttl --backend rocksdb"; $(BIN)/python bench/ttl.py --backend rocksdb
+	@echo "== nexmark --backend rocksdb"; $(BIN)/python bench/nexmark.py --backend rocksdb
 
 venv: $(READY) ## .venv with cairn, the tools, and a Java if the machine has none
 
