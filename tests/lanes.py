@@ -9,6 +9,7 @@ Always true here:
 - exactly one lane runs a file, and all of it;
 - fast tests are taken before all others, and when one of them fails, no slow one is begun;
 - files that take long are taken first, so that none is left when other lanes are done;
+- a file marked `first_lane` runs in the process that has collected it, and so has its threads;
 - a lane keeps its session fixtures (a Spark session, say) from its first file to its last;
 - the exit code is that of a lane that failed, if one did.
 """
@@ -20,6 +21,7 @@ import gc
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,11 +62,13 @@ class Lanes:
             return None  # Not all could be collected; pytest says so.
         shutil.rmtree(self._base, ignore_errors=True)
         self._taken.mkdir(parents=True)
+        started = [each for each in threading.enumerate() if each is not threading.main_thread()]
+        assert not started, f"modules have started threads, which no lane would have: {started}"
         # The tests stay until the end: the garbage collector need not look at them again.
         gc.collect()
         gc.freeze()
         self._fork(self._config.getoption("--lanes"))
-        for items in take(self._taken, in_order(session.items)):
+        for items in take(self._taken, in_order(session.items), is_first=self._first is None):
             # After the last test of a file all fixtures end but those of the session: which file
             # is next is not known before it is taken, and it is taken when there is time for it.
             for item, following in zip(items, [*items[1:], session], strict=True):
@@ -131,11 +135,15 @@ def is_in_vain(folder: Path, item: pytest.Item) -> bool:
     return not item.nodeid.startswith(FAST) and (folder / FAILED).exists()
 
 
-def take(folder: Path, files: Sequence[list[pytest.Item]]) -> Iterator[list[pytest.Item]]:
+def take(
+    folder: Path, files: Sequence[list[pytest.Item]], *, is_first: bool
+) -> Iterator[list[pytest.Item]]:
     """The tests of the files this process gets, a file at a time."""
     for items in files:
         if is_in_vain(folder, items[0]):
             return
+        if not is_first and items[0].get_closest_marker("first_lane") is not None:
+            continue
         try:
             # Of those who make the same folder, one succeeds.
             (folder / "-".join(items[0].path.parts[1:])).mkdir()

@@ -20,7 +20,7 @@ from cairn.operators.window_functions import (
 )
 from cairn.operators.window_process import WindowPlan
 from cairn.plan.aggregation import aggregation, partial_node
-from cairn.plan.check import NO_UID, check_function, check_same_schema, check_uid
+from cairn.plan.check import NO_UID, check_same_schema, check_uid
 from cairn.plan.graph import Inlet, Port, ProcessNode, unite_times
 from cairn.state import Declaration, TTLLike
 from cairn.stream import ProcessStream, Stream
@@ -68,13 +68,7 @@ class KeyedStream:
         self, function: BatchProcess, *, schema: SchemaLike, uid: str = NO_UID
     ) -> ProcessStream:
         """Run a function over Arrow batches of rows of many keys."""
-        job = self._stream._job
-        check_uid(uid, job._nodes)
-        check_function(function, uid, BatchProcess)
-        out = parse_schema(schema)
-        inlet = Inlet(self._stream._ports, self._columns)
-        job._nodes[uid] = ProcessNode(uid, (inlet,), function, out)
-        return ProcessStream(job, (Port(uid),), out)
+        return self._connect().process_batch(function, schema=schema, uid=uid)
 
     def latest(self, *, uid: str = NO_UID, ttl: TTLLike = None) -> ProcessStream:
         """The newest row of each key: a key with a newer row is emitted at the end of the epoch.

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import pyarrow as pa
 
-from cairn.connected import ConnectedStreams, join
+from cairn.connected import ConnectedStreams, join, join_as_of
 from cairn.errors import PlanError
 from cairn.functions import ERRORS, LATE, BatchProcess, Process
+from cairn.operators.as_of import as_of_plan, check_validity
 from cairn.operators.deduplicate import DUPLICATES, Distinct, DistinctWithin
 from cairn.operators.idle import parse_ttl
-from cairn.operators.joins import join_plan
+from cairn.operators.join_plan import join_plan
 from cairn.operators.rows import RowKind
 from cairn.operators.top import Top, check_top, parse_by
 from cairn.plan.check import (
@@ -265,24 +266,63 @@ class Stream:
         right: Stream,
         *,
         on: str | Sequence[str] | Mapping[str, str],
-        within: Duration | tuple[Duration, Duration],
+        within: Duration | tuple[Duration, Duration] | None = None,
+        ttl: Duration | None = None,
         how: Literal["inner", "left", "right", "full"] = "inner",
         uid: str = NO_UID,
         suffix: str = "_right",
     ) -> ProcessStream:
-        """Rows of two streams with equal keys whose event times are near each other.
+        """Rows of two streams with equal keys, near each other in time if `within` is given.
 
-        `on` is a column, several, or {left column: right column}; null equals nothing. `within`
-        is how far apart they may be: "10 minutes", or how much later the right row is, from and
-        to: ("-5 minutes", "10 minutes"). The result has the columns of left, then those of
-        right without its key; a name that is taken gets `suffix`. With `how` "left", "right" or
-        "full", rows that find no other come with nulls, when the watermark says that none can
-        come any more. Late rows go to `.side("late.left")` and `.side("late.right")`.
+        `on` is a column, several, or {left column: right column}; null equals nothing. The result
+        has the columns of left, then those of right without its key; a name that is taken gets
+        `suffix`. A pair is emitted when the later of its rows arrives.
+
+        `within` is how far apart event times may be: "10 minutes", or how much later the right
+        row is, from and to: ("-5 minutes", "10 minutes"). With `how` "left", "right" or "full",
+        rows that find no other come with nulls, when the watermark says that none can come any
+        more. Late rows go to `.side("late.left")` and `.side("late.right")`.
+
+        Without `within`, all rows with equal keys are joined, and kept: for ever, or for `ttl`.
+        If both streams have an event time, `ttl` means the same as `within`. Otherwise it counts
+        the epoch's clock from the arrival of a row, no row is late, and a row of an outer join
+        that has found no other comes with nulls when its `ttl` ends.
         """
         if not isinstance(right, Stream):
             raise PlanError(f"join with a {type(right).__name__}\n  expected: a stream")
-        plan = join_plan(self.schema, right.schema, on, within, how, suffix)
+        nodes = self._job._nodes
+        has_time = all(
+            each._job is self._job and unite_times(nodes, each._ports) is not None
+            for each in (self, right)
+        )
+        plan = join_plan(
+            self.schema, right.schema, on, within, how, suffix, ttl=ttl, has_time=has_time
+        )
         return join(self, right, plan, uid)
+
+    def join_as_of(
+        self,
+        versions: Stream,
+        *,
+        on: str | Sequence[str] | Mapping[str, str],
+        how: Literal["inner", "left"] = "inner",
+        valid_until: str | Duration | None = None,
+        uid: str = NO_UID,
+        suffix: str = "_right",
+    ) -> ProcessStream:
+        """Each row with the version of its key that was newest at the row's event time.
+
+        A version holds from its event time on, until the next one of its key, and no longer than
+        `valid_until`: a column of the versions (its time included; null for no end), or a span of
+        time such as "1 day". A row is emitted when the watermark has passed its time. Without a
+        version it is left out, or with `how="left"` comes with nulls. Of versions of one time the
+        last counts. Columns, `on` and late rows are as in `join`.
+        """
+        if not isinstance(versions, Stream):
+            raise PlanError(f"join_as_of with a {type(versions).__name__}\n  expected: a stream")
+        plan = as_of_plan(self.schema, versions.schema, on, how, suffix)
+        validity = check_validity(valid_until, versions.schema)
+        return join_as_of(self, versions, plan, validity, uid)
 
     def deduplicate(
         self, *, on: str | Sequence[str], within: Duration | None = None, uid: str = NO_UID

@@ -49,7 +49,10 @@ def open_page(chromium: Any) -> Iterator[Callable[..., Any]]:
     def open_page(url: str, *, width: int = 1440, scheme: str = "light") -> Any:
         height = 900 if width > 600 else 844
         context = chromium.new_context(
-            viewport={"width": width, "height": height}, color_scheme=scheme
+            viewport={"width": width, "height": height},
+            color_scheme=scheme,
+            # Chromium draws without a graphics card here: what moves takes a whole core.
+            reduced_motion="reduce",
         )
         context.set_default_timeout(20_000)
         contexts.append(context)

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.marks import for_soak
 from tests.spark.attached import Attachment
 from tests.spark.support import ROOT
 
@@ -121,9 +122,12 @@ def test_a_second_run_goes_on_and_json_is_all_there_is_on_stdout(spark: Any, job
     assert written(job) == [(1, 1, 20), (1, 2, 22), (2, 1, 24), (2, 2, 26), (3, 1, 28)]
 
 
-def test_a_function_that_raises_ends_the_run_with_its_message_and_exit_code_1(job: Path) -> None:
+@pytest.mark.parametrize("own_spark", [False, for_soak(True)])
+def test_a_function_that_raises_ends_the_run_with_its_message_and_exit_code_1(
+    spark: Any, job: Path, own_spark: bool
+) -> None:
     write(job, "a", [1], [-5])
-    result = cairn_run(job, "--json")
+    result = cairn_run(job, "--json", on=None if own_spark else spark)
     assert result.returncode == 1
     assert result.stdout == ""
     report = result.stderr[result.stderr.rindex("FunctionError: ") :]

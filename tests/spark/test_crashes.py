@@ -178,11 +178,12 @@ def test_driver_killed_at_its_start_or_in_an_epoch_loses_and_doubles_nothing(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_driver_killed_at_any_moment_loses_and_doubles_nothing(spark, short, tmp_path):
+# test_demo.py kills a driver with its JVM.
+@pytest.mark.parametrize("with_jvm", [[False], for_soak([False, True])], ids=["attached", "both"])
+def test_driver_killed_at_any_moment_loses_and_doubles_nothing(spark, short, tmp_path, with_jvm):
     """With its JVM or without it, wherever it happens to be. The seed is in the test."""
     chance = random.Random(11)
-    for with_jvm in (False, True):
-        on = None if with_jvm else spark
+    for on in (None if own else spark for own in with_jvm):
         trap = "sleep * 0.01"
         with Program("ledger", short.input.folder, tmp_path, on=on, TRAP=trap) as program:
             program.await_report()
@@ -195,16 +196,17 @@ def test_driver_killed_at_any_moment_loses_and_doubles_nothing(spark, short, tmp
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_newer_driver_wins_and_the_older_one_publishes_nothing_more(spark, undisturbed, tmp_path):
-    folder = undisturbed.input.folder
+def test_newer_driver_wins_and_the_older_one_publishes_nothing_more(spark, short, tmp_path):
+    folder = short.input.folder
     keep = ("--retained", 100)
-    with Program("ledger", folder, tmp_path, *keep, on=spark, TRAP="sleep * 0.05") as older:
+    # An epoch takes seconds: it is in one of the last when the newer one takes over.
+    with Program("ledger", folder, tmp_path, *keep, on=spark, TRAP="sleep * 0.2") as older:
         older.await_report(epoch=3)
         finish(build(spark, folder, tmp_path), tmp_path / "checkpoint", retained_epochs=100)
         ends = older.end()[-1]
     assert (ends["end"], ends["error"]) == ("superseded", CommitConflictError.__name__)
     assert "another driver" in ends["text"]
-    undisturbed.check(tmp_path)
+    short.check(tmp_path)
     log = Log(open_store(str(tmp_path / "checkpoint")))
     records = list(log.records())
     (takeover,) = (record for record in records if isinstance(record, Takeover))

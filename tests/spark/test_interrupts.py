@@ -65,7 +65,7 @@ def interrupt(folder: Path, command: list[str], at: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    "at", ["starting Spark", for_soak("is taken over"), "first epoch is committed"]
+    "at", [for_soak("starting Spark"), for_soak("is taken over"), "first epoch is committed"]
 )
 def test_ctrl_c_ends_a_program_without_a_traceback_at_any_stage(at: str, tmp_path: Path) -> None:
     code, said = interrupt(tmp_path, ["job.py"], at)

@@ -83,6 +83,28 @@ def mix_lanes(lanes: pa.Array, rows: Mapping[int, pa.StructArray]) -> pa.StructA
     return pa.StructArray.from_arrays([lanes, *rows.values()], names=names)
 
 
+def split_lanes(
+    times: pa.Array | None, rows: pa.StructArray, inlets: Sequence[InletSpec]
+) -> list[tuple[pa.Array | None, pa.StructArray] | None]:
+    """Return the rows of each input with their times, in order; None for an input without rows."""
+    lanes = rows.field("lane").to_numpy()
+    found: list[tuple[pa.Array | None, pa.StructArray] | None] = []
+    for inlet in inlets:
+        assert inlet.lane is not None, "connected inputs come through shuffles"
+        is_mine = lanes == inlet.lane
+        count = int(np.count_nonzero(is_mine))
+        if not count:
+            found.append(None)
+            continue
+        mine = rows.field(lane_name(inlet.lane))
+        if count == len(rows):
+            found.append((times, mine))
+        else:
+            mask = pa.array(is_mine)
+            found.append((None if times is None else times.filter(mask), mine.filter(mask)))
+    return found
+
+
 def put_into_lane(rows: pa.StructArray, inlets: Sequence[InletSpec], target: int) -> pa.StructArray:
     """Return rows of one input in the form that a ConnectedReader reads."""
     lane = inlets[target].lane

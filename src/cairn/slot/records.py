@@ -10,6 +10,7 @@ Always true here:
 - rows of a key are processed in the order they come; among event timers, all rows are;
 - what gathered rows caused has left the slot before more are gathered;
 - a timer is gone from the state before `on_timer` is called for it;
+- `on_epoch_end` comes after all rows and timers, except timers that it sets itself;
 - which timers are called, and in which order, depends on state, rows and the epoch alone.
 """
 
@@ -24,7 +25,7 @@ import pyarrow as pa
 
 from cairn.backends.contract import Backend
 from cairn.errors import FunctionError
-from cairn.functions import KeyedProcess, Process, hooks_of
+from cairn.functions import KeyedProcess, Process, ends_epochs, hooks_of
 from cairn.slot.context import NoKey
 from cairn.slot.gather import Gather
 from cairn.slot.reader import ConnectedReader, RowReader
@@ -35,6 +36,7 @@ from cairn.slot.timers import (
     UntimedKeyTimers,
     timer_text,
 )
+from cairn.slot.touched_keys import TouchedKeys
 
 if TYPE_CHECKING:
     from cairn.slot.operator import Operator
@@ -70,6 +72,10 @@ class RecordRunner:
             self._reader = ConnectedReader(inlets)
             self._process_row = self._handle
             self._handlers = [getattr(function, f"on_{inlet.name}") for inlet in inlets]
+        self._touched: TouchedKeys | None = None
+        if ends_epochs(function):
+            self._touched = TouchedKeys(operator.journal)
+            self._process_row = self._touched.watch(self._process_row)
         self._inputs: Iterator[int] = iter(())
         self._input: int | None = None
         """The input of the current row, in connected streams."""
@@ -90,6 +96,8 @@ class RecordRunner:
 
     def reset(self) -> None:
         self._gather.reset()
+        if self._touched is not None:
+            self._touched.clear()
 
     def begin_rows(self) -> None:
         operator = self._operator
@@ -229,8 +237,39 @@ class RecordRunner:
                 # After the rows that operators before this one have emitted by draining.
                 self._processing_until = FOREVER
             self._fire_due()
+        if self._touched is not None:
+            self._end_keys(self._touched.take())
+        if self._timers is not None:
             self._timers.release()
         self._operator.context.timers = NO_KEY
+
+    def _end_keys(self, touched: list[tuple[int, Any]]) -> None:
+        """Call `on_epoch_end` for these keys, then `on_timer` for timers that are due by that."""
+        operator = self._operator
+        operator.context.event_time_ms = None
+        for start in range(0, len(touched), PREFETCH_KEYS):
+            chunk = touched[start : start + PREFETCH_KEYS]
+            if self._prefetches:
+                operator.backend.prefetch(*zip(*chunk, strict=True))
+            self._call_epoch_end(chunk)
+            operator.flush()
+        if self._timers is not None:
+            self._fire_due()
+
+    def _call_epoch_end(self, touched: list[tuple[int, Any]]) -> None:
+        operator = self._operator
+        context = operator.context
+        assert isinstance(self._function, KeyedProcess), "only these have on_epoch_end"
+        on_epoch_end = self._function.on_epoch_end
+        try:
+            for context.group, context.key in touched:
+                result = on_epoch_end(context)
+                if result is not None:
+                    operator.main.emit_all("on_epoch_end()", result)
+        except FunctionError as error:
+            raise operator.blame.locate("on_epoch_end()", error) from error
+        except Exception as error:
+            raise operator.blame.describe("on_epoch_end()", error, has_key=True) from error
 
     def _with_timers(self, scoped: Iterator[Any], index: TimerIndex) -> Iterator[Any]:
         """The rows; before each one, the event timers up to its time that are due."""

@@ -19,7 +19,7 @@ Always true here:
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -480,13 +480,7 @@ class ColumnTable(Table):
         return [cast_to(type, batch[name]) for name, type in columns]
 
     def merge(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-        whole = concat_batches(batches)
-        index = NameIndex(self._types)
-        positions, _ = index.place(self._names(whole))
-        last = np.empty(len(index), np.int64)
-        last[positions] = np.arange(len(positions))
-        order = np.argsort(whole["group"].to_numpy()[last], kind="stable")
-        return whole.take(pa.array(last[order]))
+        return merge_names(concat_batches(batches), NameIndex(self._types), self._names)
 
     def keys_changed(self) -> int:
         touched = self._touched.positions()
@@ -504,6 +498,17 @@ class ColumnTable(Table):
             self._counted = Held(self._index.count_distinct(np.flatnonzero(live)), entries)
             self._uncounted = 0
         return Held(round(self._counted.keys * entries / max(self._counted.entries, 1)), entries)
+
+
+def merge_names(
+    rows: pa.RecordBatch, index: NameIndex, names: Callable[[pa.RecordBatch], list[pa.Array]]
+) -> pa.RecordBatch:
+    """Return the last of the stored rows of each name, by key group. `index` is empty."""
+    positions, _ = index.place(names(rows))
+    last = np.empty(len(index), np.int64)
+    last[positions] = np.arange(len(positions))
+    order = np.argsort(rows["group"].to_numpy()[last], kind="stable")
+    return rows.take(pa.array(last[order]))
 
 
 def _fill(arrays: Arrays, where: Bools, value: Arrays) -> None:

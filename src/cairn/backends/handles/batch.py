@@ -17,11 +17,15 @@ from typing import Any, NoReturn, TypeAlias
 import pyarrow as pa
 
 from cairn.backends.columnar.name_order import name_order
+from cairn.backends.columnar.row_table import RowTable
 from cairn.backends.columnar.table import Bools, ColumnTable
 from cairn.backends.contract import ABSENT, Backend
 from cairn.backends.entry_index import IndexedMapTable
+from cairn.backends.handles.rows import PaneRowsHandle, RunRowsHandle
 from cairn.backends.journal import Journal
 from cairn.backends.overlay import Table, ValueTable, make_table
+from cairn.backends.pane_table import PaneTable
+from cairn.backends.timed_rows import TimedRows
 from cairn.key_groups import key_groups
 from cairn.state import Declaration, Map, Value
 from cairn.types import format_type
@@ -392,6 +396,9 @@ def make_batch_table(
     declaration: Declaration, key_type: pa.DataType, backend: Backend, group_count: int
 ) -> Table:
     """Return the table of a state that a BatchProcess uses."""
+    if isinstance(declaration, TimedRows):
+        make = RowTable if backend.takes_columns else PaneTable
+        return make(declaration, key_type, backend, group_count)
     if backend.takes_columns:
         return ColumnTable(declaration, key_type, backend, group_count)
     if declaration.kind == "map":
@@ -401,6 +408,11 @@ def make_batch_table(
 
 def make_batch_handle(table: Table, group_count: int) -> Declaration:
     declaration = table.declaration
+    if isinstance(declaration, TimedRows):
+        if isinstance(table, RowTable):
+            return RunRowsHandle(declaration, table)
+        assert isinstance(table, PaneTable)
+        return PaneRowsHandle(declaration, table, group_count)
     if isinstance(table, ColumnTable):
         if isinstance(declaration, Map):
             return ColumnMapHandle(declaration, table)
