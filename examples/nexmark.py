@@ -33,7 +33,6 @@ TABLES = {
     "date_time timestamp, extra string",
 }
 WATERMARK = "4 seconds"
-FOREVER = "36500 days"
 
 BID = ("auction", "bidder", "price", "date_time", "extra")
 NAMES = {
@@ -69,20 +68,22 @@ def q2(bids: Stream) -> Stream:
 
 def q3(auctions: Stream, people: Stream) -> Stream:
     """Who sells items of category 10 in Oregon, Idaho or California, and in which auctions?"""
-    selling = auctions.transform(select("id", "seller", "date_time", where="category = 10"))
+    selling = auctions.transform(select("id", "seller", where="category = 10"))
     local = people.transform(
-        select("id", "name", "city", "state", "date_time", where="state in ('OR', 'ID', 'CA')")
+        select("id", "name", "city", "state", where="state in ('OR', 'ID', 'CA')")
     )
-    return selling.join(local, on={"seller": "id"}, within=FOREVER, uid="q3").transform(
+    return selling.join(local, on={"seller": "id"}, uid="q3").transform(
         select("name", "city", "state", "id")
     )
 
 
-def q4(auctions: Stream, bids: Stream) -> Stream:
+def q4(bids: Stream, auctions: Stream) -> Stream:
     """What is the average price of the winning bids, in each category?"""
-    items = auctions.transform(select("id", "category", "date_time", "expires"))
     prices = bids.transform(select("auction", "price", "date_time"))
-    winning = in_time(items, prices, "q4").top(1, by="price desc", per="id", uid="q4-winning")
+    items = auctions.transform(select("id", "category", "date_time", "expires"))
+    winning = prices.join_as_of(
+        items, on={"auction": "id"}, valid_until="expires", uid="q4-bids"
+    ).top(1, by="price desc", per="auction", uid="q4-winning")
     # A bid that another one has beaten comes again, without a rank.
     return (
         winning.key_by("category")
@@ -128,11 +129,12 @@ def q8(people: Stream, auctions: Stream) -> Stream:
     ).transform(select("id", "name", "starts"))
 
 
-def q9(auctions: Stream, bids: Stream) -> Stream:
+def q9(bids: Stream, auctions: Stream) -> Stream:
     """Which bid wins each auction: the highest, and of equal ones the first?"""
     return (
-        in_time(auctions, q0(bids), "q9")
-        .top(1, by=["price desc", "date_time_of_bid"], per="id", uid="q9")
+        q0(bids)
+        .join_as_of(auctions, on={"auction": "id"}, valid_until="expires", uid="q9-bids")
+        .top(1, by=["price desc", "date_time"], per="auction", uid="q9")
         .transform(lambda rows: rows.where("rank = 1").drop("rank"))
     )
 
@@ -203,7 +205,7 @@ def q19(bids: Stream) -> Stream:
 def q20(bids: Stream, auctions: Stream) -> Stream:
     """Which bids are for items of category 10, and which items are these?"""
     chosen = auctions.transform(select("*", where="category = 10"))
-    return bids.join(chosen, on={"auction": "id"}, within=FOREVER, uid="q20", suffix="_of_auction")
+    return bids.join(chosen, on={"auction": "id"}, uid="q20")
 
 
 def q21(bids: Stream) -> Stream:
@@ -229,13 +231,6 @@ def q22(bids: Stream) -> Stream:
 def select(*columns: str, where: str = "true") -> Callable[[DataFrame], DataFrame]:
     """Return the step "select columns where ..." for `.transform`."""
     return lambda rows: rows.where(where).selectExpr(*columns)
-
-
-def in_time(auctions: Stream, bids: Stream, uid: str) -> Stream:
-    """Return each auction with each bid that came while it was open."""
-    return auctions.join(
-        bids, on={"id": "auction"}, within=FOREVER, uid=f"{uid}-join", suffix="_of_bid"
-    ).transform(select("*", where="date_time_of_bid between date_time and expires"))
 
 
 def day() -> Column:
