@@ -117,10 +117,11 @@ class Flink:
 
 
 class Cost(NamedTuple):
-    """What a run took: by the clock, and of all cores together."""
+    """Time of a run: by the clock, of all cores together, and of these in cairn's slots."""
 
     seconds: float
     cpu_s: float
+    slots_cpu_s: float
 
 
 @dataclass
@@ -144,12 +145,18 @@ class Bench:
             seconds = None
         else:
             seconds = self.run_here(engine, query, folder)
-        return None if seconds is None else Cost(seconds, self.cpu_s(engine) - before)
+        if seconds is None:
+            return None
+        after = self.cpu_s(engine)
+        return Cost(seconds, *(b - a for a, b in zip(before, after, strict=True)))
 
-    def cpu_s(self, engine: str) -> float:
-        """Return the CPU time that an engine's processes have used so far."""
-        flink = 0.0 if self.flink is None else tree_cpu_s(self.flink.pid)
-        return flink if engine.startswith("flink") else tree_cpu_s(os.getpid()) - flink
+    def cpu_s(self, engine: str) -> tuple[float, float]:
+        """Return the CPU time that an engine's processes have used so far, and its slots."""
+        flink = (0.0, 0.0) if self.flink is None else tree_cpu_s(self.flink.pid)
+        if engine.startswith("flink"):
+            return flink
+        everything, slots = tree_cpu_s(os.getpid())
+        return everything - flink[0], slots
 
     def run_flink(self, query: str, folder: Path, *, mini_batch: bool) -> float | None:
         assert self.flink is not None
@@ -198,15 +205,20 @@ class Bench:
         return found
 
 
-def tree_cpu_s(pid: int) -> float:
-    """Return the CPU time of a process, its descendants, and those of them that have ended."""
+def tree_cpu_s(pid: int) -> tuple[float, float]:
+    """Return the CPU time of a process and its descendants, and that of slots among them.
+
+    Descendants that have ended count, with the process that started them.
+    """
     root = psutil.Process(pid)
-    total = 0.0
+    total = slots = 0.0
     for process in [root, *root.children(recursive=True)]:
         with contextlib.suppress(psutil.NoSuchProcess):
             times = process.cpu_times()
-            total += times.user + times.system + times.children_user + times.children_system
-    return total
+            used = times.user + times.system + times.children_user + times.children_system
+            total += used
+            slots += used if "cairn.slot.nursery" in process.cmdline() else 0.0
+    return total, slots
 
 
 def start_spark() -> Any:
@@ -285,14 +297,17 @@ def main() -> None:
         bench = Bench(spark, flink, work, options.backend, options.format)
         rates: Rates = {}
         per_cpu: Rates = {}
+        in_slots: dict[str, float] = {}
         for query in queries:
             rows = sum(counts[name] - few[name] for name in examples.tables_of(query))
             costs = measure(bench, query, engines, rows, options.runs)
             rates[query] = {e: [rows / c.seconds for c in each] for e, each in costs.items()}
             per_cpu[query] = {e: [rows / c.cpu_s for c in each] for e, each in costs.items()}
+            shares = [cost.slots_cpu_s / cost.cpu_s for cost in costs.get("cairn", ())]
+            in_slots |= {query: round(statistics.median(shares), 2)} if shares else {}
         if flink is not None:
             flink.close()
-    finish(options, rates, per_cpu)
+    finish(options, rates, per_cpu, in_slots)
 
 
 def measure(
@@ -311,12 +326,15 @@ def measure(
             note(
                 f"{query} {engine}: {rows / cost.seconds:,.0f} rows/s "
                 f"({whole.seconds:.2f} - {tiny.seconds:.2f} s), "
-                f"{rows / cost.cpu_s:,.0f} per CPU second ({whole.cpu_s:.2f} - {tiny.cpu_s:.2f} s)"
+                f"{rows / cost.cpu_s:,.0f} per CPU second ({whole.cpu_s:.2f} - {tiny.cpu_s:.2f} s, "
+                f"slots {cost.slots_cpu_s:.2f} s)"
             )
     return costs
 
 
-def finish(options: argparse.Namespace, rates: Rates, per_cpu: Rates) -> None:
+def finish(
+    options: argparse.Namespace, rates: Rates, per_cpu: Rates, in_slots: dict[str, float]
+) -> None:
     """Report medians, ratios and their geometric means, and print them as a table."""
     ratios, of_cpu = compare(medians(rates)), compare(medians(per_cpu))
     parts = ["nexmark", options.backend, options.format]
@@ -330,6 +348,7 @@ def finish(options: argparse.Namespace, rates: Rates, per_cpu: Rates) -> None:
             "required": {"each of flink": 1.0, "mean of flink": 1.5, "each of spark": 0.9},
             "rows_per_s": medians(rates),
             "rows_per_cpu_s": medians(per_cpu),
+            "cairn_cpu_in_slots": in_slots,
             "runs": {q: {e: [round(r) for r in x] for e, x in o.items()} for q, o in rates.items()},
             "events": options.events,
             "events_per_s_of_event_time": RATE,
