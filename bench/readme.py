@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -286,23 +285,23 @@ def _table(head: Row, rows: list[Row]) -> str:
 
 def nexmark() -> str:
     """Return the table of Nexmark: a row per query, better and worse."""
-    heap, disk = result("nexmark")["ratios"], result("nexmark_rocksdb")["ratios"]
+    heap, disk = result("nexmark"), result("nexmark_rocksdb")
     columns = {
-        "Flink SQL, heap": heap["flink"],
-        "Flink SQL, RocksDB": disk["flink"],
-        "Spark's streaming SQL": heap["spark"],
+        "Flink SQL, heap": (heap, "flink"),
+        "Flink SQL, RocksDB": (disk, "flink"),
+        "Spark's streaming SQL": (heap, "spark"),
     }
     rows = [
-        (query, *(f"{each[query]:.2f}" if query in each else "-" for each in columns.values()))
-        for query in heap["flink"]
+        (query, *(_ratio(found["ratios"][peer].get(query)) for found, peer in columns.values()))
+        for query in heap["ratios"]["flink"]
     ]
-    means = (geometric_mean(each) for each in columns.values())
-    rows.append(("**geometric mean**", *(f"**{mean:.2f}**" for mean in means)))
+    means = (found["geometric_mean"][peer] for found, peer in columns.values())
+    rows.append(("geometric mean", *map(_ratio, means)))
     return _table(("cairn's rows/s over those of", *columns), rows)
 
 
-def geometric_mean(ratios: dict[str, float]) -> float:
-    return math.prod(ratios.values()) ** (1 / len(ratios))
+def _ratio(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.2f}"
 
 
 def fill_in(text: str, table: str, start: str = START, end: str = END) -> str:
