@@ -119,8 +119,10 @@ class Flink:
         raise SystemExit(f"Flink ended; its log: {self._log.name}")
 
     def close(self) -> None:
+        """End it when its query has ended."""
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
         self._process.wait()
         self._log.close()
 
@@ -292,7 +294,7 @@ def main() -> None:
         write_events(folder, options.events, rate=RATE, seed=SEED, slab_events=FILE_EVENTS)
         return
     queries = options.queries.split(",") if options.queries else list(examples.QUERIES)
-    engines = options.engines.split(",")
+    engines = options.engines
     if options.check:
         check_flink(queries)
         return
@@ -309,13 +311,15 @@ def main() -> None:
         rates: Rates = {}
         per_cpu: Rates = {}
         in_slots: dict[str, float] = {}
-        for query in queries:
-            rows = sum(counts[name] - few[name] for name in examples.tables_of(query))
-            costs = measure(bench, query, engines, rows, options.runs)
-            rates[query] = {e: [rows / c.seconds for c in each] for e, each in costs.items()}
-            per_cpu[query] = {e: [rows / c.cpu_s for c in each] for e, each in costs.items()}
-            shares = [cost.slots_cpu_s / cost.cpu_s for cost in costs.get("cairn", ())]
-            in_slots |= {query: round(statistics.median(shares), 2)} if shares else {}
+        # Interrupted, it reports the queries that are measured.
+        with contextlib.suppress(KeyboardInterrupt):
+            for query in queries:
+                rows = sum(counts[name] - few[name] for name in examples.tables_of(query))
+                costs = measure(bench, query, engines, rows, options.runs)
+                rates[query] = {e: [rows / c.seconds for c in each] for e, each in costs.items()}
+                per_cpu[query] = {e: [rows / c.cpu_s for c in each] for e, each in costs.items()}
+                shares = [cost.slots_cpu_s / cost.cpu_s for cost in costs.get("cairn", ())]
+                in_slots |= {query: round(statistics.median(shares), 2)} if shares else {}
         if flink is not None:
             flink.close()
     finish(options, rates, per_cpu, in_slots)
@@ -418,7 +422,7 @@ def parse_options() -> argparse.Namespace:
     )
     parser.add_argument("--events", type=int, default=3_000_000)
     parser.add_argument("--queries", default="", help="q0,q1,...; all without it")
-    parser.add_argument("--engines", default="cairn,flink,spark", help=",".join(ENGINES))
+    parser.add_argument("--engines", default="", help=f"{','.join(ENGINES)}; all but mini-batch")
     parser.add_argument("--backend", choices=["heap", "rocksdb"], default="heap")
     parser.add_argument("--format", choices=["csv", "parquet"], default="csv")
     parser.add_argument("--runs", type=int, default=1)
@@ -426,9 +430,12 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--check", action="store_true", help="only compare Flink's answers")
     parser.add_argument("--quick", action="store_true", help="a trial; the result is not kept")
     options = parser.parse_args()
-    unknown = set(options.engines.split(",")) - set(ENGINES)
-    if unknown:
-        parser.error(f"unknown engines {', '.join(unknown)}; expected: {', '.join(ENGINES)}")
+    able = [e for e in ENGINES if options.format == "csv" or not e.startswith("flink")]
+    usual = [engine for engine in able if engine != "flink-mini-batch"]
+    options.engines = options.engines.split(",") if options.engines else usual
+    unable = set(options.engines) - set(able)
+    if unable:
+        parser.error(f"engines for {options.format} are {', '.join(able)}, not {', '.join(unable)}")
     return options
 
 
