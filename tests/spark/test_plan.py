@@ -15,6 +15,7 @@ from cairn.plan.dataframe import Planner, lay_pin
 from cairn.plan.deploy import job_spec
 from cairn.protocol.spec import envelope_schema
 from cairn.worker.forward import Forward
+from tests.marks import for_soak
 from tests.spark.support import epochs, finish
 
 
@@ -144,7 +145,7 @@ def forked(spark, rows):
     ("build", "stages"),
     [
         (chain, 4),
-        (functools.partial(chain, transform=True), 5),
+        for_soak(functools.partial(chain, transform=True), 5),
         (forked, 3),
     ],
 )
