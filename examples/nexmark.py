@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
@@ -237,7 +237,7 @@ def day() -> Column:
     return F.date_format("date_time", "yyyy-MM-dd").alias("day")
 
 
-def by_price(*counts: str) -> dict[str, str]:
+def by_price(*counts: str) -> dict[str, Any]:
     """Return counts of all bids, and of those in each of three ranges of price."""
     return {
         f"{name}_{NAMES[count]}": f"{count}{where}"
