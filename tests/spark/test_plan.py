@@ -16,6 +16,7 @@ from cairn.plan.deploy import job_spec
 from cairn.plan.frames import lay_pin
 from cairn.plan.pruning import fill_unread
 from cairn.worker.forward import Forward
+from tests.marks import for_soak
 from tests.spark.support import epochs, finish, stored_state
 
 
@@ -191,7 +192,7 @@ def forked(spark, rows):
     ("build", "stages"),
     [
         (chain, 4),
-        (functools.partial(chain, transform=True), 5),
+        for_soak(functools.partial(chain, transform=True), 5),
         (forked, 3),
     ],
 )

@@ -17,6 +17,9 @@ from cairn.protocol.envelope import LANE
 from cairn.types import parse_schema, schema_ddl, type_ddl
 from cairn.user_code import find_raise
 
+_TIME_MARK = "cairn.time"
+"""In the metadata of the event time column, while a transform is planned."""
+
 
 def dataframe_schema(df: DataFrame) -> pa.Schema:
     return parse_schema(df.schema)
@@ -26,8 +29,31 @@ def plan_schema(
     spark: SparkSession, schema: pa.Schema, function: Callable[[DataFrame], DataFrame]
 ) -> pa.Schema:
     """The schema a transform gives, found by planning it on no rows."""
+    return plan_transform(spark, schema, function, None)[0]
+
+
+def plan_transform(
+    spark: SparkSession,
+    schema: pa.Schema,
+    function: Callable[[DataFrame], DataFrame],
+    time: str | None,
+) -> tuple[pa.Schema, str | None]:
+    """Return the schema a transform gives, and the first column that has the values of `time`.
+
+    Spark keeps the metadata of a column that is only renamed or moved, and of no other.
+    """
     try:
-        result = function(spark.createDataFrame([], schema_ddl(schema)))
+        rows = spark.createDataFrame([], schema_ddl(schema))
+        if time is not None:
+            marked = {time: {_TIME_MARK: True}}
+            columns = [(name, F.col(quote(name))) for name in schema.names]
+            rows = rows.select(
+                *(
+                    c.alias(name, metadata=marked[name]) if name in marked else c
+                    for name, c in columns
+                )
+            )
+        result = function(rows)
     except Exception as error:
         # After a semicolon Spark goes on with its plan of it.
         why, at = str(error).partition(";\n")[0], find_raise(error, function)
@@ -38,7 +64,8 @@ def plan_schema(
         ) from error.with_traceback(None)
     if not isinstance(result, DataFrame):
         raise PlanError(f"transform must return a DataFrame, found {type(result).__name__}")
-    return dataframe_schema(result)
+    kept = (field.name for field in result.schema if _TIME_MARK in field.metadata)
+    return dataframe_schema(result), next(kept, None)
 
 
 def streaming_input(graph: Graph, read: Read) -> DataFrame:
