@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
 
@@ -133,6 +133,15 @@ class KeyedStream:
         plan = WindowPlan(spec, lateness_ms, early.rows, early.ms)
         return WindowedStream(self, plan)
 
+    # Without `changes`, all arguments are text: typed code may pass a dict of them.
+    @overload
+    def aggregate(
+        self, *, uid: str = NO_UID, emit: str = "change", **aggregates: str
+    ) -> ProcessStream: ...
+    @overload
+    def aggregate(
+        self, *, uid: str = NO_UID, emit: str = "change", changes: bool, **aggregates: str
+    ) -> ProcessStream: ...
     def aggregate(
         self,
         *,
@@ -207,6 +216,12 @@ class WindowedStream:
         made = WindowApply(self.plan, keyed._stream.schema, self._keys(uid), function, schema)
         return keyed.process(made, schema=made.schema, uid=uid)
 
+    @overload
+    def aggregate(self, *, uid: str = NO_UID, **aggregates: str) -> ProcessStream: ...
+    @overload
+    def aggregate(
+        self, *, uid: str = NO_UID, changes: bool, **aggregates: str
+    ) -> ProcessStream: ...
     def aggregate(
         self, *, uid: str = NO_UID, changes: bool = False, **aggregates: str
     ) -> ProcessStream:
