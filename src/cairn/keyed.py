@@ -109,7 +109,7 @@ class KeyedStream:
         if not isinstance(spec, WindowSpec):
             raise PlanError(
                 f"window: {spec!r} is not a description of windows\n"
-                "  next: take windows.tumbling, sliding, session or global_"
+                "  next: take windows.tumbling, sliding, session, count or global_"
             )
         stream = self._stream
         is_timed = unite_times(stream._job._nodes, stream._ports) is not None

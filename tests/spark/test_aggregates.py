@@ -88,6 +88,10 @@ def plan(request: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
+# Unit and property tests have both without Spark.
+GROUPED = pytest.mark.parametrize("plan", ["grouped", for_soak("row by row")], indirect=True)
+
+
 def last_of(rows: Any, keys: tuple[str, ...]) -> dict[Any, dict[str, Any]]:
     """The last word on each key."""
     return {tuple(row[key] for key in keys): _as_dict(row) for row in rows}
@@ -157,6 +161,7 @@ def running(job: Job, stream: Any, **asked: str) -> sinks.Collect:
     return out
 
 
+@GROUPED
 def test_first_and_last_go_by_event_time(
     spark: Any, make_input: Any, tmp_path: Any, plan: str
 ) -> None:
@@ -180,6 +185,7 @@ def test_first_and_last_go_by_event_time(
     assert found == {1: ("a", "z", "a", "z"), 2: ("early", None, "early", "late")}
 
 
+@GROUPED
 def test_nan_infinity_and_sums_of_nothing_are_as_in_spark(
     spark: Any, make_input: Any, tmp_path: Any, plan: str
 ) -> None:
@@ -196,6 +202,7 @@ def test_nan_infinity_and_sums_of_nothing_are_as_in_spark(
     assert_same(last_of(out.rows, ("k",)), last_of(expected, ("k",)))
 
 
+@GROUPED
 def test_many_distinct_values_are_counted_about_right(
     spark: Any, make_input: Any, tmp_path: Any, plan: str
 ) -> None:
@@ -209,6 +216,7 @@ def test_many_distinct_values_are_counted_about_right(
         assert abs(row["n"] - 2250) < 4 * 0.023 * 2250
 
 
+@GROUPED
 def test_state_goes_on_after_a_restart_in_another_parallelism_on_rocksdb(
     spark: Any, make_input: Any, tmp_path: Any, plan: str
 ) -> None:

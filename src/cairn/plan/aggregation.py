@@ -20,6 +20,7 @@ from cairn.operators.aggregates.accumulate import (
     net_rows,
 )
 from cairn.operators.aggregates.assign import pane_us
+from cairn.operators.aggregates.counted import CountAggregate
 from cairn.operators.aggregates.emission import CHANGE, has_changes
 from cairn.operators.aggregates.parse import Call, parse_calls
 from cairn.operators.aggregates.partial import Partials, make_partials
@@ -36,7 +37,7 @@ from cairn.plan.graph import (
     unite_times,
 )
 from cairn.plan.sql import quote, time_sql
-from cairn.windows import Session, Sliding, Tumbling
+from cairn.windows import Count, Session, Sliding, Tumbling
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,14 @@ def aggregation(
     partials = make(carries_rows=carries_rows, **_window_columns(plan, order))
     bounds = [pa.field(name, pa.timestamp("us", "UTC")) for name in WINDOW_COLUMNS]
     made = pa.schema([*columns, *bounds, *results])
+    if isinstance(plan.windows, Count):
+        if takes_back or output.changes:
+            raise PlanError(
+                "windows of a number of rows neither read nor emit changes: a row that is taken "
+                "back has no place among those counted\n"
+                "  next: use windows of time, or a running aggregate"
+            )
+        return CountAggregate(plan.windows, accumulators, partials.layout, made), partials
     windows = WindowAggregate(plan, accumulators, partials.layout, made, changes=output.changes)
     return windows, partials
 
@@ -115,9 +124,12 @@ class _WindowColumns(TypedDict):
 def _window_columns(plan: WindowPlan, order: str | None) -> _WindowColumns:
     """The times that partials of windows have, as SQL, and whether they can be grouped ahead."""
     spec = plan.windows
+    time = None if order is None else f"timestamp_micros({order})"
+    if isinstance(spec, Count):
+        # Rows are counted one by one, in the order of their time.
+        return {"time": time, "pane": None, "may_group": False}
     if not plan.has_late_rows or order is None:
         return {"time": None, "pane": None, "may_group": True}
-    time = f"timestamp_micros({order})"
     pane = None
     may_group = not isinstance(spec, Session)
     if isinstance(spec, Tumbling | Sliding):

@@ -34,7 +34,7 @@ from cairn.operators.context import ColumnContext
 from cairn.operators.window_process import WindowPlan
 from cairn.state import Declaration, Map
 from cairn.types.durations import MAX_MS
-from cairn.windows import Global, Session, Sliding, complete_ms
+from cairn.windows import Count, Global, Session, Sliding, complete_ms
 
 if TYPE_CHECKING:
     from cairn.backends.handles.batch import ColumnMapHandle, RowMapHandle
@@ -55,6 +55,7 @@ class WindowAggregate(Aggregation):
         super().__init__(accumulators, layout, schema, changes=changes, in_windows=True)
         self.plan = plan
         self.result_time = None if isinstance(plan.windows, Global) else "window_end"
+        assert not isinstance(plan.windows, Count), "these are of CountAggregate"
         self._spec = plan.windows
         self._is_global = isinstance(plan.windows, Global)
         self._by_event = plan.windows.time == "event" and not self._is_global
