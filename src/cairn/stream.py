@@ -235,6 +235,7 @@ class Stream:
         spec: WindowSpec,
         *,
         allowed_lateness: Duration = "0 seconds",
+        emit: str | None = None,
         early_every_rows: int | None = None,
         early_every: Duration | None = None,
     ) -> WindowedStream:
@@ -247,6 +248,7 @@ class Stream:
         return KeyedStream(self, ()).window(
             spec,
             allowed_lateness=allowed_lateness,
+            emit=emit,
             early_every_rows=early_every_rows,
             early_every=early_every,
         )

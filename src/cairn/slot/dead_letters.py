@@ -17,7 +17,8 @@ Always true here:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -41,8 +42,9 @@ from cairn.protocol.letters import (
 )
 from cairn.report.epoch import LetterSample
 from cairn.slot.batches import BatchInput, BatchRunner
+from cairn.slot.gather import Rows
 from cairn.slot.outlet import Outlet
-from cairn.slot.records import Kind, RecordRunner
+from cairn.slot.records import Kind, RecordRunner, Scope
 from cairn.slot.sifted_outlet import SiftedOutlet
 from cairn.slot.timers import timer_text
 from cairn.types import row_class
@@ -156,6 +158,7 @@ class RecordSifter(RecordRunner):
         letters: DeadLetters,
     ) -> None:
         super().__init__(operator, function)
+        self._columns = None  # A letter has the whole row.
         self._letters = letters
         outlets = [o for o in operator.outlets if isinstance(o, SiftedOutlet)]
         # The main one first.
@@ -165,7 +168,14 @@ class RecordSifter(RecordRunner):
         super().reset()
         self._letters.reset()
 
-    def _run_rows(self, scoped: Iterator[Any], remaining: int) -> None:
+    def _run_rows(self, gathered: Rows, scope: Scope, columns: Sequence[Iterable[Any]]) -> None:
+        groups = gathered.groups.to_numpy().tolist()
+        keys, times_ms = scope.get("key", repeat(None)), scope.get("event_time_ms", repeat(None))
+        (rows,) = columns
+        scoped: Iterator[Any] = zip(repeat(0), groups, keys, times_ms, rows, strict=False)
+        if self._fires_between_rows:
+            assert self._timers is not None
+            scoped = self._with_timers(scoped, self._timers.event)
         context = self._operator.context
         process = self._process_row
         main, *sides = outlets = self._sifted
@@ -173,7 +183,7 @@ class RecordSifter(RecordRunner):
         journal = self._letters.journal
         journal.clear()
         row: Any = None
-        for context.group, context.key, context.event_time_ms, row in scoped:
+        for _, context.group, context.key, context.event_time_ms, row in scoped:
             try:
                 result = process(row, context)
                 if result is not None:
@@ -228,11 +238,11 @@ class RecordSifter(RecordRunner):
                 self._tell_of_failure(function, kind, time_ms)
             self._row_done()
 
-    def _call_epoch_end(self, touched: list[tuple[int, Any]]) -> None:
+    def _call_epoch_end(self, touched: Iterable[tuple[int, int, Any]]) -> None:
         context = self._operator.context
         function = self._function
         assert isinstance(function, KeyedProcess), "only these have on_epoch_end"
-        for context.group, context.key in touched:
+        for context.at, context.group, context.key in touched:
             try:
                 result = function.on_epoch_end(context)
                 if result is not None:

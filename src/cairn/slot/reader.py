@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from cairn.protocol.spec import InletSpec, lane_name
 from cairn.types import row_class
 from cairn.types.codec import codec
+from cairn.types.codec.core import Values, cast_to
 
 
 class RowReader:
@@ -28,6 +29,7 @@ class RowReader:
         """`key_names`: what the columns of a key of several are called; as the inlet has them."""
         schema = inlet.schema
         self._row = partial(tuple.__new__, row_class(schema))
+        self._names = schema.names
         self._columns = [codec(field.type) for field in schema]
         self._key_at = [schema.names.index(name) for name in inlet.keys]
         self._key_codecs = [codec(schema.field(name).type) for name in inlet.keys]
@@ -40,11 +42,32 @@ class RowReader:
             for column, array in zip(self._columns, rows.flatten(), strict=True)
         ]
         made = map(self._row, zip(*columns, strict=True)) if columns else repeat((), len(rows))
-        return made, self._keys(columns, rows)
+        return made, self._keys(dict(enumerate(columns)), rows)
 
-    def _keys(self, columns: list[list[Any]], rows: pa.StructArray) -> Iterable[Any]:
+    def read_columns(
+        self, rows: pa.StructArray, names: Sequence[str]
+    ) -> tuple[list[Values], Iterable[Any]]:
+        """(columns, keys): some columns only."""
+        columns: dict[int, Values] = {}
+        for name in names:
+            at = self._names.index(name)
+            columns[at] = self._columns[at].decode(rows.field(at))
+        return list(columns.values()), self._keys(columns, rows)
+
+    def key_array(self, rows: pa.StructArray, type: pa.DataType) -> pa.Array:
+        """Return the keys as a column of this type: the column, or a struct of several."""
+        columns = [rows.field(at) for at in self._key_at]
+        if len(columns) == 1:
+            return cast_to(type, columns[0])
+        cast = [cast_to(f.type, column) for f, column in zip(type, columns, strict=True)]
+        return pa.StructArray.from_arrays(cast, fields=list(type))
+
+    def _keys(self, columns: dict[int, Values], rows: pa.StructArray) -> Iterable[Any]:
+        """Return the keys; `columns` are those decoded already, by position."""
         parts = [
-            columns[at] if keys.read_keys is keys.read else keys.decode_keys(rows.field(at))
+            columns[at]
+            if at in columns and keys.read_keys is keys.read
+            else keys.decode_keys(rows.field(at))
             for at, keys in zip(self._key_at, self._key_codecs, strict=True)
         ]
         if not parts:

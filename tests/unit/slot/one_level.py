@@ -26,6 +26,7 @@ from cairn.storage.manifest import Epoch, EpochOperator, SparkPosition
 from cairn.storage.store import Store, open_store
 from cairn.types import parse_schema
 from cairn.types.codec import codec
+from tests.restored import held_contents
 
 ROW = parse_schema("k long, v long")
 OUT = parse_schema("k long, n long, total long")
@@ -221,9 +222,8 @@ def held(slots: Sequence[Any]) -> dict[int, tuple[int | None, list[int], dict[in
     for slot in slots:
         for at, name in enumerate(("n", "values", "last")):
             table = slot.operators[0].tables[name]
-            for rows in table.rows:
-                for key, value in rows.items():
-                    found.setdefault(key, [None, [], {}])[at] = value
+            for key, value in held_contents(table).items():
+                found.setdefault(key, [None, [], {}])[at] = value
     return {k: (n, list(values), dict(last)) for k, (n, values, last) in found.items()}
 
 

@@ -107,6 +107,29 @@ class ColumnTable(Table):
         self._asked = (names, positions)
         return positions
 
+    def number(self, names: Sequence[pa.Array]) -> Ints:
+        """Return a number for each name: equal names have the number of the last of them."""
+        positions = self.find(names)
+        count = len(self._index)
+        missing = np.flatnonzero(positions < 0)
+        if len(missing):
+            rows = pa.array(missing)
+            new = NameIndex(self._types)
+            positions = positions.copy()
+            positions[missing] = count + new.place([array.take(rows) for array in names])[0]
+            count += len(new)
+        last = np.empty(count, np.int64)
+        last[positions] = np.arange(len(positions))
+        return last[positions]
+
+    def select(self, names: Sequence[pa.Array], rows: Ints) -> list[pa.Array]:
+        """Return some of the names, whose positions need not be looked up again."""
+        positions = self.find(names)[rows]
+        taken = pa.array(rows)
+        chosen = [array.take(taken) for array in names]
+        self._asked = (chosen, positions)
+        return chosen
+
     def read(self, positions: Ints, default: pa.Array | None = None) -> pa.Array:
         """Return the values at positions; null or the default where there is none."""
         if not len(self._index):
@@ -137,18 +160,34 @@ class ColumnTable(Table):
             arrays[0] = is_live if arrays[0] is None else arrays[0] & is_live
         return form.join(arrays)
 
-    def write(self, names: Sequence[pa.Array], values: pa.Array, is_live: Bools | None) -> None:
-        """Set values, delete where not `is_live`. The last one wins if a name is given twice."""
-        with self._lock:
-            self._write(names, values, is_live)
+    def write(
+        self,
+        names: Sequence[pa.Array],
+        values: pa.Array,
+        is_live: Bools | None,
+        *,
+        groups: Ints | None = None,
+    ) -> None:
+        """Set values, delete where not `is_live`. The last one wins if a name is given twice.
 
-    def _write(self, names: Sequence[pa.Array], values: pa.Array, is_live: Bools | None) -> None:
+        `groups` are the key groups of the names, if they are known.
+        """
+        with self._lock:
+            self._write(names, values, is_live, groups)
+
+    def _write(
+        self,
+        names: Sequence[pa.Array],
+        values: pa.Array,
+        is_live: Bools | None,
+        groups: Ints | None,
+    ) -> None:
         positions = self.find(names)
         missing = positions < 0
         if is_live is not None:
             missing &= is_live
         if missing.any():
-            positions = self._place(names, positions, np.flatnonzero(missing))
+            positions = self._place(names, positions, np.flatnonzero(missing), groups)
             if is_live is not None:
                 # A name may be set and then deleted in one call.
                 positions = self._index.find(names)
@@ -265,14 +304,18 @@ class ColumnTable(Table):
             self._default = (default, self._form.split(default))
         return self._default[1]
 
-    def _place(self, names: Sequence[pa.Array], positions: Ints, missing: Ints) -> Ints:
+    def _place(
+        self, names: Sequence[pa.Array], positions: Ints, missing: Ints, groups: Ints | None
+    ) -> Ints:
         """Add names that `find` has not found, and return all positions."""
         if len(missing) < len(positions):
             rows = pa.array(missing)
             names = [array.take(rows) for array in names]
-        groups = key_groups(names[0], self.keys.arrow, self._group_count)
-        # Before they are added: a name that has a position is not checked again.
-        self.check_owned(names[0], groups)
+            groups = None if groups is None else groups[missing]
+        if groups is None:
+            groups = key_groups(names[0], self.keys.arrow, self._group_count)
+            # Before they are added: a name that has a position is not checked again.
+            self.check_owned(names[0], groups)
         placed, firsts = self._index.add(names)
         count = len(self._index)
         if len(firsts):
