@@ -63,10 +63,11 @@ class Frame:
 
     def close(self) -> None:
         """Write what the rows have written."""
-        self.is_open = False
-        for handle in self.handles:
-            handle.write_frame()
-            handle.end_frame()
+        try:
+            for handle in self.handles:
+                handle.write_frame()
+        finally:
+            self.drop()
 
     def drop(self) -> None:
         """Forget what the rows have written: the epoch has failed."""
