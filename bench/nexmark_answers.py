@@ -61,7 +61,9 @@ SQL = {
             on p.id = a.seller
             and {_PERIOD.format("a.date_time")} = {_PERIOD.format("p.date_time")}""",
     "q9": f"""
-        select a.*, b.bidder, b.price, b.date_time, b.extra from {IN_TIME}
+        select auction, bidder, price, b.date_time, b.extra, item_name, description, initial_bid,
+               reserve, a.date_time, expires, seller, category, a.extra
+        from {IN_TIME}
         qualify row_number() over (
             partition by a.id order by b.price desc, b.date_time) = 1""",
     "q11": """

@@ -7,7 +7,7 @@ the bids come through one of four channels. Ids of auctions and people run ahead
 few bids precede their auction. A person has 200 bytes on average, an auction 500, a bid 100 and
 the channel and url.
 
-    events/csv/bids/000000.csv       a file per table and stretch of events: an epoch of cairn's
+    events/csv/bids/000000.csv       a file per table and stretch of events
     events/parquet/bids/000000.parquet
     events/halves/bids/0.csv         the same rows in two files, for Flink's two readers
 
@@ -70,6 +70,8 @@ WORDS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz" * 2 + b"    ", np.uint8)
 """Letters and, one time in fourteen, a space."""
 
 TABLES = ("people", "auctions", "bids")
+SHARES = dict(zip(TABLES, (PERSON_SHARE, AUCTION_SHARE, BID_SHARE), strict=True))
+"""Events of each table in a cycle."""
 
 
 @dataclass(frozen=True)

@@ -93,10 +93,10 @@ QUERIES = {
         ) A
         ON P.id = A.seller AND P.window_start = A.window_start AND P.window_end = A.window_end""",
     "q9": f"""
-        SELECT id, item_name, description, initial_bid, reserve, date_time, expires, seller,
-               category, extra, bidder, price, bid_time, bid_extra
+        SELECT auction, bidder, price, bid_time, bid_extra, item_name, description, initial_bid,
+               reserve, date_time, expires, seller, category, extra
         FROM (
-            SELECT A.*, B.bidder, B.price, B.date_time AS bid_time,
+            SELECT A.*, B.auction, B.bidder, B.price, B.date_time AS bid_time,
                    B.extra AS bid_extra,
                    ROW_NUMBER() OVER (
                        PARTITION BY A.id ORDER BY B.price DESC, B.date_time ASC) AS place

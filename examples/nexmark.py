@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
@@ -33,9 +33,8 @@ TABLES = {
     "date_time timestamp, extra string",
 }
 WATERMARK = "4 seconds"
-FOREVER = "36500 days"
 
-BID = "auction, bidder, price, date_time, extra"
+BID = ("auction", "bidder", "price", "date_time", "extra")
 NAMES = {
     "count(*)": "bids",
     "count(distinct bidder)": "bidders",
@@ -48,42 +47,43 @@ RANGES = {
     "rank2": " filter (where price >= 10000 and price < 1000000)",
     "rank3": " filter (where price >= 1000000)",
 }
-CHANNEL_ID = "regexp_extract(url, '(&|^)channel_id=([^&]*)', 2)"
 
 
 def q0(bids: Stream) -> Stream:
     """All bids, as they are."""
-    return bids.transform(
-        lambda rows: rows.select("auction", "bidder", "price", "date_time", "extra")
-    )
+    return bids.transform(select(*BID))
 
 
 def q1(bids: Stream) -> Stream:
     """What are the prices in euros?"""
     return bids.transform(
-        lambda rows: rows.selectExpr(
-            "auction", "bidder", "0.908 * price as price", "date_time", "extra"
-        )
+        select("auction", "bidder", "0.908 * price as price", "date_time", "extra")
     )
 
 
 def q2(bids: Stream) -> Stream:
     """What is bid on every 123rd auction?"""
-    return bids.transform(lambda rows: rows.where("auction % 123 = 0").select("auction", "price"))
+    return bids.transform(select("auction", "price", where="auction % 123 = 0"))
 
 
 def q3(auctions: Stream, people: Stream) -> Stream:
     """Who sells items of category 10 in Oregon, Idaho or California, and in which auctions?"""
-    selling = auctions.transform(lambda rows: rows.where("category = 10"))
-    local = people.transform(lambda rows: rows.where("state in ('OR', 'ID', 'CA')"))
-    return selling.join(local, on={"seller": "id"}, within=FOREVER, uid="q3").transform(
-        lambda rows: rows.select("name", "city", "state", "id")
+    selling = auctions.transform(select("id", "seller", where="category = 10"))
+    local = people.transform(
+        select("id", "name", "city", "state", where="state in ('OR', 'ID', 'CA')")
+    )
+    return selling.join(local, on={"seller": "id"}, uid="q3").transform(
+        select("name", "city", "state", "id")
     )
 
 
-def q4(auctions: Stream, bids: Stream) -> Stream:
+def q4(bids: Stream, auctions: Stream) -> Stream:
     """What is the average price of the winning bids, in each category?"""
-    winning = in_time(auctions, bids, "q4").top(1, by="price desc", per="id", uid="q4-winning")
+    prices = bids.transform(select("auction", "price", "date_time"))
+    items = auctions.transform(select("id", "category", "date_time", "expires"))
+    winning = prices.join_as_of(
+        items, on={"auction": "id"}, valid_until="expires", uid="q4-bids"
+    ).top(1, by="price desc", per="auction", uid="q4-winning")
     # A bid that another one has beaten comes again, without a rank.
     return (
         winning.key_by("category")
@@ -92,7 +92,7 @@ def q4(auctions: Stream, bids: Stream) -> Stream:
             auctions="sum(if(rank is null, -1, 1))",
             uid="q4",
         )
-        .transform(lambda rows: rows.selectExpr("category", "total / auctions as price"))
+        .transform(select("category", "total / auctions as price"))
     )
 
 
@@ -105,7 +105,7 @@ def q5(bids: Stream) -> Stream:
     )
     most = counts.window(windows.tumbling("2 seconds")).aggregate(num="max(num)", uid="q5-most")
     return counts.join(most, on=["window_end", "num"], within="0 seconds", uid="q5").transform(
-        lambda rows: rows.select("auction", "num", "window_end")
+        select("auction", "num", "window_end")
     )
 
 
@@ -113,32 +113,28 @@ def q7(bids: Stream) -> Stream:
     """What is the highest bid in each ten seconds?"""
     return (
         bids.window(windows.tumbling("10 seconds"))
-        .aggregate(bid=f"max_by(struct({BID}), price)", uid="q7")
-        .transform(lambda rows: rows.select("bid.*"))
+        .aggregate(bid=f"max_by(struct({', '.join(BID)}), price)", uid="q7")
+        .transform(select("bid.*"))
     )
 
 
 def q8(people: Stream, auctions: Stream) -> Stream:
     """Who registered and put an item up for auction in the same ten seconds?"""
-
-    def with_period(rows: DataFrame) -> DataFrame:
-        return rows.withColumn("starts", F.window("date_time", "10 seconds").start)
-
-    selling = auctions.transform(with_period).deduplicate(
-        on=["seller", "starts"], within="10 seconds", uid="q8-sellers"
-    )
-    new = people.transform(with_period)
+    starts = "window(date_time, '10 seconds').start as starts"
+    new = people.transform(select("id", "name", "date_time", starts))
+    selling = auctions.transform(select("seller", "date_time", starts))
+    sellers = selling.deduplicate(on=["seller", "starts"], within="10 seconds", uid="q8-sellers")
     return new.join(
-        selling, on={"id": "seller", "starts": "starts"}, within="10 seconds", uid="q8"
-    ).transform(lambda rows: rows.select("id", "name", "starts"))
+        sellers, on={"id": "seller", "starts": "starts"}, within="10 seconds", uid="q8"
+    ).transform(select("id", "name", "starts"))
 
 
-def q9(auctions: Stream, bids: Stream) -> Stream:
+def q9(bids: Stream, auctions: Stream) -> Stream:
     """Which bid wins each auction: the highest, and of equal ones the first?"""
-    by = ["price desc", "date_time_of_bid"]
     return (
-        in_time(auctions, bids, "q9")
-        .top(1, by=by, per="id", uid="q9")
+        q0(bids)
+        .join_as_of(auctions, on={"auction": "id"}, valid_until="expires", uid="q9-bids")
+        .top(1, by=["price desc", "date_time"], per="auction", uid="q9")
         .transform(lambda rows: rows.where("rank = 1").drop("rank"))
     )
 
@@ -154,17 +150,21 @@ def q11(bids: Stream) -> Stream:
 
 def q14(bids: Stream) -> Stream:
     """Which bids are between 10,000 and 500,000 euros, at which time of day?"""
+    time_of_day = """
+        case when hour(date_time) between 8 and 18 then 'dayTime'
+             when hour(date_time) <= 6 or hour(date_time) >= 20 then 'nightTime'
+             else 'otherTime' end as bid_time_type"""
+    count_c = "length(extra) - length(replace(extra, 'c', '')) as c_counts"
     return bids.transform(
-        lambda rows: rows.where("0.908 * price > 1000000 and 0.908 * price < 50000000").selectExpr(
+        select(
             "auction",
             "bidder",
             "0.908 * price as price",
-            "case when hour(date_time) between 8 and 18 then 'dayTime' "
-            "when hour(date_time) <= 6 or hour(date_time) >= 20 then 'nightTime' "
-            "else 'otherTime' end as bid_time_type",
+            time_of_day,
             "date_time",
             "extra",
-            "length(extra) - length(replace(extra, 'c', '')) as c_counts",
+            count_c,
+            where="0.908 * price > 1000000 and 0.908 * price < 50000000",
         )
     )
 
@@ -204,51 +204,40 @@ def q19(bids: Stream) -> Stream:
 
 def q20(bids: Stream, auctions: Stream) -> Stream:
     """Which bids are for items of category 10, and which items are these?"""
-    chosen = auctions.transform(lambda rows: rows.where("category = 10"))
-    return bids.join(chosen, on={"auction": "id"}, within=FOREVER, uid="q20", suffix="_of_auction")
+    chosen = auctions.transform(select("*", where="category = 10"))
+    return bids.join(chosen, on={"auction": "id"}, uid="q20")
 
 
 def q21(bids: Stream) -> Stream:
     """What is the id of each bid's channel?"""
+    in_url = "regexp_extract(url, '(&|^)channel_id=([^&]*)', 2)"
+    channel_id = f"""
+        case lower(channel) when 'apple' then '0' when 'google' then '1'
+             when 'facebook' then '2' when 'baidu' then '3' else {in_url} end as channel_id"""
     known = "lower(channel) in ('apple', 'google', 'facebook', 'baidu')"
     return bids.transform(
-        lambda rows: rows.where(f"{known} or {CHANNEL_ID} != ''").selectExpr(
-            "auction",
-            "bidder",
-            "price",
-            "channel",
-            "case lower(channel) when 'apple' then '0' when 'google' then '1' "
-            f"when 'facebook' then '2' when 'baidu' then '3' else {CHANNEL_ID} end as channel_id",
+        select(
+            "auction", "bidder", "price", "channel", channel_id, where=f"{known} or {in_url} != ''"
         )
     )
 
 
 def q22(bids: Stream) -> Stream:
     """What are the first three folders of each bid's url?"""
-
-    def folders(rows: DataFrame) -> DataFrame:
-        parts = F.split("url", "/")
-        dirs = (parts[index].alias(f"dir{index - 2}") for index in (3, 4, 5))
-        return rows.select("auction", "bidder", "price", "channel", *dirs)
-
-    return bids.transform(folders)
+    folders = [f"split(url, '/')[{n + 2}] as dir{n}" for n in (1, 2, 3)]
+    return bids.transform(select("auction", "bidder", "price", "channel", *folders))
 
 
-def in_time(auctions: Stream, bids: Stream, uid: str) -> Stream:
-    """Return each auction with each bid that came while it was open."""
-    few = bids.transform(
-        lambda rows: rows.select("auction", "bidder", "price", "date_time", "extra")
-    )
-    return auctions.join(
-        few, on={"id": "auction"}, within=FOREVER, uid=f"{uid}-join", suffix="_of_bid"
-    ).transform(lambda rows: rows.where("date_time_of_bid between date_time and expires"))
+def select(*columns: str, where: str = "true") -> Callable[[DataFrame], DataFrame]:
+    """Return the step "select columns where ..." for `.transform`."""
+    return lambda rows: rows.where(where).selectExpr(*columns)
 
 
 def day() -> Column:
     return F.date_format("date_time", "yyyy-MM-dd").alias("day")
 
 
-def by_price(*counts: str) -> dict[str, str]:
+def by_price(*counts: str) -> dict[str, Any]:
     """Return counts of all bids, and of those in each of three ranges of price."""
     return {
         f"{name}_{NAMES[count]}": f"{count}{where}"

@@ -11,7 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from cairn.operators.aggregates.accumulate import Accumulators, Aggregate, make_aggregate
+from cairn.operators.aggregates.accumulate import (
+    Accumulators,
+    Aggregate,
+    make_aggregate,
+    net_rows,
+)
 from cairn.operators.aggregates.edges import Edge, ValueBy
 from cairn.operators.aggregates.grouping import number_values
 from cairn.operators.aggregates.objects import Sketch
@@ -20,6 +25,7 @@ from cairn.operators.aggregates.partial import Partials, make_partials
 from cairn.operators.aggregates.parts import Count, Moments, Part
 from cairn.operators.aggregates.running import Aggregation, RunningAggregate
 from cairn.operators.aggregates.sets import SetPart
+from cairn.operators.aggregates.signed import FloatSum
 from cairn.operators.aggregates.windowed import WindowAggregate
 from cairn.operators.window_process import WindowPlan
 from cairn.windows import Session, WindowSpec
@@ -44,6 +50,8 @@ class Row(NamedTuple):
     v: int | None
     s: str | None
     y: float | None
+    change: int = 1
+    """-1: the row is taken back."""
 
 
 TERMS: dict[str, tuple[pa.DataType, Callable[[Row], Any]]] = {
@@ -76,6 +84,22 @@ ASKED = {
     "kinds_both": "count(distinct v, s)",
     "nearly": "approx_count_distinct(v)",
 }
+SIGNED = {
+    "n": "count(*)",
+    "n_some": "count(*) filter (where y > 0)",
+    "n_v": "count(v)",
+    "total": "sum(v)",
+    "total_y": "sum(y)",
+    "mean": "avg(v) filter (where y > 0)",
+    "mean_y": "avg(y)",
+    "low_v": "min(v)",
+    "high_y": "max(y)",
+    "high_s": "max(s) filter (where y > 0)",
+    "low_s": "min(s)",
+    "kinds_s": "count(distinct s)",
+    "kinds_both": "count(distinct v, s) filter (where y > 0)",
+}
+"""Functions that rows can be taken back from."""
 
 
 def term(sql: str) -> tuple[pa.DataType, Callable[[Row], Any]]:
@@ -83,8 +107,8 @@ def term(sql: str) -> tuple[pa.DataType, Callable[[Row], Any]]:
     return TERMS["v, s" if "named_struct" in sql else sql]
 
 
-def make_aggregates(asked: dict[str, str], *, is_timed: bool = True) -> list[Aggregate]:
-    found = []
+def make_aggregates(asked: dict[str, str], *, takes_back: bool = False) -> list[Aggregate]:
+    found = [net_rows()] if takes_back else []
     for call in parse_calls(asked, ["k"]):
         given = pa.int64() if call.argument is None else term(call.argument)[0]
         result = given
@@ -93,23 +117,42 @@ def make_aggregates(asked: dict[str, str], *, is_timed: bool = True) -> list[Agg
         elif call.function == "avg":
             result = pa.float64()
         by = None if call.by is None else term(call.by)[0]
-        found.append(make_aggregate(call, given, result, is_timed=is_timed, by_type=by))
+        found.append(
+            make_aggregate(call, given, result, is_timed=True, by_type=by, takes_back=takes_back)
+        )
     return found
 
 
 def make_aggregation(
-    plan: WindowPlan | None, asked: dict[str, str] = ASKED
+    plan: WindowPlan | None,
+    asked: dict[str, str] = ASKED,
+    *,
+    takes_back: bool = False,
+    changes: bool = False,
+    every_ms: int | None = None,
 ) -> tuple[Aggregation, Partials]:
-    aggregates = make_aggregates(asked)
+    aggregates = make_aggregates(asked, takes_back=takes_back)
     is_timed = plan is not None and plan.has_late_rows
-    partials = make_partials(SCHEMA, ["k"], aggregates, order="at", time="at" if is_timed else None)
-    results = [aggregate.field for aggregate in aggregates]
+    partials = make_partials(
+        SCHEMA,
+        ["k"],
+        aggregates,
+        order="at",
+        time="at" if is_timed else None,
+        change="_change" if takes_back else None,
+    )
+    results = [aggregate.field for aggregate in aggregates][int(takes_back) :]
+    accumulators = Accumulators(aggregates)
     bounds = [pa.field("window_start", TIMESTAMP), pa.field("window_end", TIMESTAMP)]
     if plan is None:
         schema = pa.schema([SCHEMA.field("k"), *results])
-        return RunningAggregate(Accumulators(aggregates), partials.layout, schema), partials
+        running = RunningAggregate(
+            accumulators, partials.layout, schema, changes=changes, every_ms=every_ms
+        )
+        return running, partials
     schema = pa.schema([SCHEMA.field("k"), *bounds, *results])
-    return WindowAggregate(plan, Accumulators(aggregates), partials.layout, schema), partials
+    windows = WindowAggregate(plan, accumulators, partials.layout, schema, changes=changes)
+    return windows, partials
 
 
 # Partials
@@ -127,7 +170,7 @@ def make_partial_rows(
     if layout.time is not None:
         found[layout.time] = pa.array([row.at * 1000 for row in rows], TIMESTAMP)
     names = iter(layout.parts)
-    for aggregate in make_aggregates(asked):
+    for aggregate in make_aggregates(asked, takes_back=layout.weight is not None):
         for part in aggregate.parts:
             for values, type_ in zip(
                 _part_values(aggregate.call, part, rows), part.partial_types, strict=True
@@ -143,8 +186,11 @@ def _part_values(call: Call, part: Part, rows: Sequence[Row]) -> list[list[Any]]
     values = [value if is_in else None for value, is_in in zip(raw, counts, strict=True)]
     if isinstance(part, SetPart):
         return [[{"c0": v[0], "c1": v[1]} if isinstance(v, tuple) else v for v in values]]
+    if isinstance(part, FloatSum):
+        return _float_sums(values, rows)
     if isinstance(part, Count):
-        return [[int(value is not None) for value in values]]
+        pairs = zip(values, rows, strict=True)
+        return [[0 if value is None else row.change for value, row in pairs]]
     if isinstance(part, Edge):
         seen = [
             is_in and (value is not None or not call.skips_nulls)
@@ -158,7 +204,21 @@ def _part_values(call: Call, part: Part, rows: Sequence[Row]) -> list[list[Any]]
     if isinstance(part, Sketch):
         return [[[] if v is None else [(v * 0x9E3779B97F4A7C15 + 1) % (1 << 62)] for v in values]]
     assert not isinstance(part, Moments), "not asked for here"
+    if part.names == ("sum",):
+        pairs = zip(values, rows, strict=True)
+        return [[None if value is None else value * row.change for value, row in pairs]]
     return [values]
+
+
+def _float_sums(values: list[Any], rows: Sequence[Row]) -> list[list[Any]]:
+    found: list[list[Any]] = [[], [], [], []]
+    for value, row in zip(values, rows, strict=True):
+        is_finite = value is not None and math.isfinite(value)
+        found[0].append(value * row.change if is_finite else 0.0)
+        special = [value is not None and math.isnan(value), value == math.inf, value == -math.inf]
+        for column, is_it in zip(found[1:], special, strict=True):
+            column.append(row.change if is_it else 0)
+    return found
 
 
 def group_partials(
@@ -168,7 +228,7 @@ def group_partials(
     asked: dict[str, str] = ASKED,
 ) -> pa.StructArray:
     """What Spark's grouping ahead makes of the same rows: one per key, pane and kept values."""
-    made = Accumulators(make_aggregates(asked))
+    made = Accumulators(make_aggregates(asked, takes_back=partials.layout.weight is not None))
     kept = [
         name
         for (_, part), name in zip(_part_columns(made), partials.layout.parts, strict=True)

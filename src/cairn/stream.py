@@ -69,13 +69,19 @@ class Stream:
         self.schema = schema
 
     def transform(self, function: Callable[[DataFrame], DataFrame]) -> Stream:
-        """All of Spark SQL, on the rows of one epoch (so a `groupBy` in it is per epoch)."""
-        from cairn.plan.frames import plan_schema
+        """All of Spark SQL, on the rows of one epoch (so a `groupBy` in it is per epoch).
+
+        Event time follows its column, also under another name. A transform that drops the column
+        drops the event time: declare another one with `.event_time(column)`.
+        """
+        from cairn.plan.frames import plan_transform
 
         job = self._job
-        schema = plan_schema(job._spark(), self.schema, function)
+        time = unite_times(job._nodes, self._ports)
+        column = None if time is None else time.column
+        schema, renamed = plan_transform(job._spark(), self.schema, function, column)
         name = f"transform:{len(job._nodes)}"
-        column = keep_time(job._nodes, self._ports, schema)
+        column = keep_time(job._nodes, self._ports, schema) or renamed
         job._nodes[name] = TransformNode(name, self._ports, function, schema, column)
         return Stream(job, (Port(name),), schema)
 
@@ -229,6 +235,7 @@ class Stream:
         spec: WindowSpec,
         *,
         allowed_lateness: Duration = "0 seconds",
+        emit: str | None = None,
         early_every_rows: int | None = None,
         early_every: Duration | None = None,
     ) -> WindowedStream:
@@ -241,6 +248,7 @@ class Stream:
         return KeyedStream(self, ()).window(
             spec,
             allowed_lateness=allowed_lateness,
+            emit=emit,
             early_every_rows=early_every_rows,
             early_every=early_every,
         )

@@ -87,7 +87,7 @@ def test_texts_under_and_beside_axes_never_overlap(
         page.close()
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (390, "dark")])
+@pytest.mark.parametrize(("width", "scheme"), [for_soak(1440, "light"), (390, "dark")])
 def test_a_failed_job_opens_on_its_failure(
     made: Checkpoint, url: str, open_page: OpenPage, width: int, scheme: str
 ) -> None:

@@ -16,6 +16,7 @@ from cairn.storage.notes import SavepointNote, write_graph, write_savepoint_note
 from cairn.storage.store import open_store
 from cairn.web.server import serve
 from cairn.web.site import Site
+from tests.marks import for_soak
 from tests.unit.snapshots.checkpoints import UID, Checkpoint, mapped, value
 from tests.unit.web.test_overview import job_graph
 
@@ -51,7 +52,7 @@ def url(checkpoint: Checkpoint) -> Iterator[str]:
         yield served.url
 
 
-@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize("width", [390, for_soak(1440)])
 def test_every_page_fits_its_window_and_runs_nothing_of_what_it_shows(
     url: str, open_page: OpenPage, width: int
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import runpy
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -17,6 +19,9 @@ from cairn.cli import app
 from cairn.storage.log import Log
 from cairn.storage.manifest import Record
 from cairn.storage.store import open_store
+from tests.marks import for_soak
+from tests.spark.attached import Attachment
+from tests.spark.conftest import spark as spark
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -57,17 +62,23 @@ def test_numbers_of_readme_and_benchmarks_page_are_those_of_the_results() -> Non
     assert len(pages[README].splitlines()) <= 2 + 10, "ten numbers are enough for a README"
 
 
-def start_program(folder: Path) -> subprocess.Popen[str]:
-    """The program, which runs until a file says that it is enough, however busy the machine is."""
+def start_program(folder: Path, on: Attachment | None = None) -> subprocess.Popen[str]:
+    """Start the program, with its own Spark or on that of the tests.
+
+    It runs until a file says that it is enough, however busy the machine is.
+    """
     wait = "run.wait(20)"
     assert program().count(wait) == 1
     patient = program().replace(wait, "while not run.wait(0.1) and not ENOUGH.exists(): pass")
     header = "from pathlib import Path\nENOUGH = Path('enough')\n"
     (folder / "quickstart.py").write_text(header + patient)
+    runner = [] if on is None else ["-m", "tests.spark.attached"]
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {"PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(paths)}
     return subprocess.Popen(
-        [sys.executable, "quickstart.py"],
+        [sys.executable, *runner, "quickstart.py"],
         cwd=folder,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, **environment, **({} if on is None else on.environment)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -75,7 +86,11 @@ def start_program(folder: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-def test_the_program_killed_and_started_again_counts_every_payment_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("own_spark", [False, for_soak(True)])
+def test_the_program_killed_and_started_again_counts_every_payment_once(
+    spark: Any, tmp_path: Path, own_spark: bool
+) -> None:
+    """It is killed with the Spark it has started; its second run starts another or uses ours."""
     checkpoint = tmp_path / "checkpoint" / "spending"
 
     def watch(child: subprocess.Popen[str], epochs: int) -> list[tuple[int, int, int]]:
@@ -93,7 +108,9 @@ def test_the_program_killed_and_started_again_counts_every_payment_once(tmp_path
         before = watch(first, epochs=3)
         first.send_signal(signal.SIGKILL)
         before += milestones(first.communicate()[0])
-    with start_program(tmp_path) as second:
+    with contextlib.ExitStack() as stack:
+        on = None if own_spark else stack.enter_context(contextlib.closing(Attachment(spark)))
+        second = stack.enter_context(start_program(tmp_path, on))
         after = watch(second, epochs=3)
         (tmp_path / "enough").touch()
         printed, errors = second.communicate(timeout=200)

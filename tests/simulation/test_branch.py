@@ -15,7 +15,7 @@ from cairn.storage.removal import delete_checkpoint
 from cairn.storage.retention import files_of
 from cairn.storage.store import open_store
 from cairn.storage.verify import verify
-from tests.marks import in_turn
+from tests.marks import for_soak, in_turn
 from tests.simulation.test_rollback import model_of
 from tests.simulation.world import Driver, World, stored_state
 
@@ -76,7 +76,7 @@ def test_parent_and_branch_diverge_and_each_keeps_its_state(
     assert not verify(world.store).orphans, "what only the branch held is still there"
 
 
-@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+@pytest.mark.parametrize("backend", [for_soak("heap"), "rocksdb"])
 def test_a_branch_compacts_the_parents_files_into_its_own(backend: str, tmp_path: Path) -> None:
     (tmp_path / "parent").mkdir()
     world = World(5, tmp_path / "parent", backend=backend)

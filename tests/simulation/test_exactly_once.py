@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cairn.testing import SimulatedCrash, call_at_points, crash_points, simulated_crash
-from tests.marks import in_turn
+from tests.marks import for_soak, in_turn
 from tests.simulation.world import DEATHS, Driver, World
 
 # A start from a savepoint and what RocksDB uploads are tried with Spark, rounds with loops,
@@ -23,9 +24,13 @@ ELSEWHERE = (
 POINTS = [p for p in crash_points() if p not in ELSEWHERE]
 
 
-def seeds(count: int) -> range:
-    first, _, last = os.environ.get("CAIRN_SEEDS", str(count)).rpartition(":")
-    return range(int(first or 0), int(last))
+def seeds(count: int, more: int = 0) -> list[Any]:
+    """Return so many seeds, and more for `make soak`; or those that the environment names."""
+    asked = os.environ.get("CAIRN_SEEDS")
+    if asked is None:
+        return [*range(count), *map(for_soak, range(count, count + more))]
+    first, _, last = asked.rpartition(":")
+    return list(range(int(first or 0), int(last)))
 
 
 def survive(work: Callable[[], None]) -> bool:
@@ -37,7 +42,7 @@ def survive(work: Callable[[], None]) -> bool:
     return True
 
 
-@pytest.mark.parametrize("seed", seeds(3))
+@pytest.mark.parametrize("seed", seeds(2, more=1))
 def test_no_row_is_lost_or_doubled_whatever_fails(seed: int, tmp_path: Path) -> None:
     world = World(seed, tmp_path)
     chance = world.random

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.cluster import Trouble
+from tests.simulation.test_exactly_once import seeds
 from tests.unit.slot.scoped_job import ScopedJob
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(3, more=5))
 def test_no_item_and_no_rule_is_lost_or_seen_by_some_only(seed: int, tmp_path: Path) -> None:
     chance = random.Random(seed)
     job = ScopedJob(tmp_path)

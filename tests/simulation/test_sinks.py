@@ -13,7 +13,7 @@ import pytest
 
 from cairn.driver.coordinator.guarantees import Guarantee
 from cairn.testing import SimulatedCrash, call_at_points, crash_points
-from tests.marks import for_soak
+from tests.marks import for_soak, in_turn
 from tests.places import PLACES
 from tests.simulation.outlets import OutletDriver, OutletWorld
 from tests.simulation.test_exactly_once import seeds, survive
@@ -135,9 +135,12 @@ def test_batches_published_before_the_record_are_repeated_and_never_lost(
 
 # What "compacted" has merged waits for the next merge.
 @pytest.mark.parametrize(
-    "world", [name for name in LASTING if name != "files, compacted"], indirect=True
+    ("world", "guarantee"),
+    in_turn(
+        [name for name in LASTING if name != "files, compacted"], ["exactly-once", "at-least-once"]
+    ),
+    indirect=["world"],
 )
-@pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once"])
 def test_what_a_lost_attempt_prepared_does_not_pile_up_while_its_driver_lives(
     world: OutletWorld, guarantee: Guarantee
 ) -> None:

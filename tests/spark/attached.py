@@ -1,6 +1,6 @@
 """Driver programs that run on the Spark of the tests instead of starting one.
 
-    python -m tests.spark.attached MODULE ARGUMENTS…
+    python -m tests.spark.attached MODULE-OR-FILE.py ARGUMENTS…
 
 A JVM of its own costs a program several times as much as its epochs do. A driver that attaches is
 a process like any other: it has its own Spark session and its own streaming queries, and it can
@@ -103,4 +103,7 @@ if __name__ == "__main__":
     attach()
     note_runs()
     del sys.argv[0]
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    if sys.argv[0].endswith(".py"):
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    else:
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -94,7 +94,7 @@ def last_words(rows: list[dict[str, Any]], keys: tuple[str, ...]) -> dict[Any, A
 @pytest.mark.parametrize(
     ("keys", "backend"),
     [
-        ("bigint", "heap"),
+        for_soak("bigint", "heap"),
         ("string", "rocksdb"),
         for_soak("several", "heap"),
         for_soak("several", "rocksdb"),

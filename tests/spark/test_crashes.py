@@ -128,10 +128,15 @@ def crash_chains(spark, undisturbed, *chains, **options):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "begins",
+    [["with nothing"], for_soak(["with nothing", "from a savepoint"])],
+    ids=["one chain", "two chains"],
+)
 def test_driver_killed_at_its_start_or_in_an_epoch_loses_and_doubles_nothing(
-    spark, undisturbed, tmp_path
+    spark, undisturbed, tmp_path, begins
 ):
-    """Two chains of drivers at the same time, each of which dies at the points in turn.
+    """Chains of drivers at the same time, each of which dies at the points in turn.
 
     The second one starts from a savepoint, with the output that there was by then.
     Points between the last subtask and the end of the epoch are in test_sink_kills.
@@ -164,13 +169,12 @@ def test_driver_killed_at_its_start_or_in_an_epoch_loses_and_doubles_nothing(
             if int(file.name.split("-")[1]) <= saved.number:
                 shutil.copy(file, b / sink)
     # The points of a start come last, where there can be epochs to come back to.
-    crash_chains(
-        spark,
-        undisturbed,
+    chains = [
         (a, [*in_epoch[:1], takeover, rewind, recovered]),
         (b, [savepoint, *in_epoch[1:]], "--savepoint", tmp_path / "saved"),
-    )
-    for work in (a, b):
+    ]
+    crash_chains(spark, undisturbed, *chains[: len(begins)])
+    for work in (a, b)[: len(begins)]:
         assert spark.read.parquet(str(work / "booked")).count() == undisturbed.files * ROWS
         # With one epoch retained, old records and files have been collected on the way.
         assert not (work / "checkpoint" / "epochs" / "000000000001.json").exists()
@@ -237,10 +241,13 @@ BESIDE = ("slot.restored", "slot.base.begun", "slot.base.written", "slot.sst.upl
 @pytest.mark.parametrize(
     ("backend", "point"),
     [
+        # The simulation has every point in every `make test`.
         ("heap", "slot.batch"),
-        ("heap", "slot.delta.written"),
+        for_soak("heap", "slot.delta.written"),
         *(
-            (for_soak if point == "slot.batch" else pytest.param)("rocksdb", point)
+            (pytest.param if point in ("slot.delta.written", "slot.sink.prepared") else for_soak)(
+                "rocksdb", point
+            )
             for point in sorted(set(crash_points("slot")) - set(BESIDE))
         ),
     ],
@@ -333,7 +340,7 @@ def faulty(monkeypatch):
     [
         for_soak(Fault("put", 3, "before")),
         for_soak(Fault("put", 3, "after")),
-        Fault("put", 3, "enospc"),
+        for_soak(Fault("put", 3, "enospc")),
         for_soak(Fault("put_if_absent", 4, "before")),
         Fault("put_if_absent", 4, "after"),
     ],

@@ -169,7 +169,7 @@ def test_drivers_killed_between_a_rollback_and_the_first_epoch_after_it_change_n
 @pytest.mark.parametrize(
     ("backend", "point"),
     [
-        ("heap", "slot.base.begun"),
+        for_soak("heap", "slot.base.begun"),
         ("rocksdb", "slot.sst.uploaded"),
         *(
             for_soak("rocksdb", point)

@@ -9,6 +9,7 @@ import os
 import pytest
 
 from cairn import Job, KeyedProcess, sinks, state
+from tests.marks import for_soak
 from tests.spark.programs import lots
 from tests.spark.support import finish, stored_state
 
@@ -53,7 +54,7 @@ class Fork(Noted):
         return super().pass_on(row, ctx)
 
 
-@pytest.mark.parametrize("loses_files", [False, True])
+@pytest.mark.parametrize("loses_files", [for_soak(False), True])
 def test_forked_operator_runs_once_and_lost_shuffle_files_change_nothing(
     spark, make_input, tmp_path, loses_files
 ):

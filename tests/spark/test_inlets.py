@@ -8,6 +8,7 @@ import datetime as dt
 import pytest
 
 from cairn import Job, KeyedProcess, PlanError, Process, sinks, state
+from tests.marks import for_soak
 from tests.spark.support import T0, epochs, finish
 
 SEEN = "name string, k bigint, v bigint, subtask int, n int"
@@ -33,7 +34,7 @@ class Both(KeyedProcess):
         return name, ctx.key, v, ctx.subtask, self.n.get()
 
 
-@pytest.mark.parametrize("parallelism", [1, 3])
+@pytest.mark.parametrize("parallelism", [for_soak(1), 3])
 def test_connected_rows_of_a_key_meet_in_one_place_in_event_time_order(
     spark, make_input, tmp_path, parallelism
 ):
@@ -68,7 +69,7 @@ class Plus(Process):
         yield row.name, row.k, row.v + self.amount, ctx.subtask, row.n
 
 
-@pytest.mark.parametrize("is_forked", [False, True])
+@pytest.mark.parametrize("is_forked", [for_soak(False), True])
 def test_rows_of_a_source_in_one_partition_are_spread_over_all_subtasks(
     spark, make_input, tmp_path, is_forked
 ):
@@ -192,7 +193,7 @@ class Follow(KeyedProcess):
         yield "row", row.k, len(self.noted), ctx.subtask, ctx.epoch
 
 
-@pytest.mark.parametrize("is_timed", [False, True])
+@pytest.mark.parametrize("is_timed", [for_soak(False), True])
 def test_every_subtask_gets_all_broadcast_rows_first_and_in_one_order(
     spark, make_input, tmp_path, is_timed
 ):

@@ -88,6 +88,8 @@ class SlowToClose(Ledger):
             time.sleep(0.02)
 
 
+# tests/unit/slot/test_process.py has slots that are closing without Spark.
+@pytest.mark.soak
 def test_rescaling_down_and_up_while_slots_are_closing_changes_nothing(
     spark, undisturbed, tmp_path
 ):
@@ -112,6 +114,8 @@ def test_rescaling_down_and_up_while_slots_are_closing_changes_nothing(
     assert stored_state(live.job, tmp_path / "checkpoint") == expected
 
 
+# tests/simulation/test_sleepers.py has it without Spark.
+@pytest.mark.soak
 def test_stale_slots_that_wake_up_after_two_rescales_change_nothing(spark, undisturbed, tmp_path):
     """2, 4, 2, 4: the slots of subtasks 2 and 3 sleep through the time they are not needed."""
     rows, expected = undisturbed

@@ -14,8 +14,10 @@ from cairn.key_groups import key_group, subtask_of
 from cairn.plan.dataframe import Planner
 from cairn.plan.deploy import job_spec
 from cairn.plan.frames import lay_pin
+from cairn.plan.pruning import fill_unread
 from cairn.worker.forward import Forward
-from tests.spark.support import epochs, finish
+from tests.marks import for_soak
+from tests.spark.support import epochs, finish, stored_state
 
 
 class Echo(KeyedProcess):
@@ -108,6 +110,28 @@ def test_job_without_state_reaches_its_sinks_without_a_shuffle(
     assert [stages for _, stages in spark_jobs(spark, run)] == [1, 1]
 
 
+def test_columns_that_no_transform_reads_are_not_taken_from_the_source(spark, make_input, tmp_path):
+    columns = "k bigint, v bigint, s string, never string not null, whole string"
+    rows = make_input(columns).add((1, 5, "a", "n", "w"), (2, 6, "b", "n", "w"))
+    kept, job = sinks.Collect(), Job("read", max_parallelism=16)
+    one, other = job.source("one", rows.stream(spark)), job.source("other", rows.stream(spark))
+    # What follows from a column's never being null must not be taken for not reading it.
+    some = one.transform(lambda df: df.where("v = 5 and never is not null").select("k"))
+    some.sink_to(kept, uid="some")
+    other.key_by("s").aggregate(n="sum(k)", uid="sums").sink_to(sinks.Noop(), uid="out")
+    run = finish(job, tmp_path / "checkpoint", parallelism=2)
+    read = run._engine.driver.planner.read
+    assert read == {"one": {"k", "v", "never"}, "other": {"k", "s"}}
+    assert [row.k for row in kept.rows] == [1]
+    assert stored_state(job, tmp_path / "checkpoint")["sums"]
+    source = job.graph().nodes["one"]
+    some = spark.createDataFrame([(1, 2, "n")], "k bigint, v bigint, never string")
+    filled = fill_unread(some, source, read)
+    assert filled.columns == rows.schema.names and filled.select("k").first().k == 1
+    with pytest.raises(Exception, match="column 's' of source 'one' was not read"):
+        filled.select("s").collect()
+
+
 def exchanges(plan):
     """Shuffles and broadcasts of an epoch; how the pin was laid out once does not count."""
     return [line for line in plan.splitlines() if "Exchange " in line and "(pin#" not in line]
@@ -168,7 +192,7 @@ def forked(spark, rows):
     ("build", "stages"),
     [
         (chain, 4),
-        (functools.partial(chain, transform=True), 5),
+        for_soak(functools.partial(chain, transform=True), 5),
         (forked, 3),
     ],
 )

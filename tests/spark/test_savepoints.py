@@ -92,7 +92,7 @@ def input_of(folder, ledger, files):
     ("before", "after", "parallelism"),
     [
         for_soak("heap", "heap", 3),
-        ("heap", "rocksdb", 1),
+        for_soak("heap", "rocksdb", 1),
         ("rocksdb", "heap", 3),
         for_soak("rocksdb", "rocksdb", 2),
     ],

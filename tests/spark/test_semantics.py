@@ -167,7 +167,7 @@ def test_graph_with_every_kind_of_edge_runs_each_operator_once_over_each_row(
 def test_result_per_key_is_the_same_in_any_parallelism_and_equals_spark_sql(
     spark, make_input, tmp_path
 ):
-    files = [random_rows(60, seed) for seed in range(4)]
+    files = [random_rows(60, seed) for seed in range(2)]
     rows = make_input(ROWS).add_all(files)
 
     def build(name):

@@ -66,17 +66,23 @@ def one_place_per_sink():
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_driver_killed_anywhere_between_prepare_and_the_end_of_commit_publishes_once(spark, chain):
-    """Two chains at the same time; what one sink is through with, the next one begins with."""
-    first, second = chain(*TARGETS), chain(*TARGETS)
+@pytest.mark.parametrize("chains", [1, for_soak(2)])
+def test_driver_killed_anywhere_between_prepare_and_the_end_of_commit_publishes_once(
+    spark, chain, chains
+):
+    """Two chains at the same time; what one sink is through with, the next one begins with.
+
+    One of them in `make test`, where the simulation has every point of every sink.
+    """
     # Before the record and after it; the simulation has every point of no sink in particular.
     places = ["driver.epoch.ran", "driver.manifest.written", *one_place_per_sink()]
     assert {place.split("@")[0] for place in places} >= {*SINK_POINTS}
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        for done in [pool.submit(first.die, places[::2]), pool.submit(second.die, places[1::2])]:
+    made = [chain(*TARGETS) for _ in range(chains)]
+    with concurrent.futures.ThreadPoolExecutor(chains) as pool:
+        for done in [pool.submit(each.die, places[n::2]) for n, each in enumerate(made)]:
             done.result()
-    assert not first.passed_by + second.passed_by
-    for each in (first, second):
+    for each in made:
+        assert each.killed and not each.passed_by
         run_here(spark, each)
         each.check()
 

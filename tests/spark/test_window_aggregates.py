@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from cairn import Job, PlanError, sinks, windows
 from cairn.driver.coordinator.partials import PartialChoice
+from tests.marks import for_soak
 from tests.spark.support import T0, Input, eventually, finish, slot_pids
 
 SCHEMA = "id bigint, k bigint, at timestamp, v double"
@@ -137,7 +138,7 @@ def choose(monkeypatch: Any, grouped: bool) -> None:
     monkeypatch.setattr(PartialChoice, "choose", lambda self, epoch: chosen)
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", [for_soak("tumbling"), "moved", "sliding", "session"])
 def test_windows_are_those_of_batch_sql_without_the_late_rows(
     spark: Any, tmp_path_factory: Any, name: str
 ) -> None:
@@ -203,7 +204,9 @@ def test_days_of_a_place_are_as_long_as_its_clocks_say(
     ]
 
 
-@pytest.mark.parametrize(("name", "backend"), [("tumbling", "rocksdb"), ("session", "heap")])
+@pytest.mark.parametrize(
+    ("name", "backend"), [for_soak("tumbling", "rocksdb"), ("session", "heap")]
+)
 def test_a_killed_slot_and_a_rescale_in_the_middle_change_nothing(
     spark: Any, make_input: Any, tmp_path: Any, name: str, backend: str
 ) -> None:

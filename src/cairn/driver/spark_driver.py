@@ -34,6 +34,7 @@ from cairn.logs import logger
 from cairn.plan.dataframe import Planner
 from cairn.plan.frames import lay_pin, no_input, plan_pin, plan_places, streaming_input
 from cairn.plan.graph import Graph
+from cairn.plan.pruning import find_read
 from cairn.plan.sql import is_keyed
 from cairn.protocol.lookups import DoorSpec, this_host
 from cairn.protocol.messages import (
@@ -121,7 +122,12 @@ class SparkDriver:
             for level in spec.levels
         ]
         pin = self._take_pin(parallelism) if self._is_cluster else None
-        self._planner = Planner(self.graph, parallelism, forwards, pin)
+        planner = Planner(self.graph, parallelism, forwards, pin)
+        if self._planner is None:
+            planner.read = find_read(planner, self._new_session())
+        else:
+            planner.read = self._planner.read
+        self._planner = planner
         self.parallelism = parallelism
         self.placement: dict[int, str] = {}
 
@@ -208,7 +214,7 @@ class SparkDriver:
         self, folder_url: str, trigger: str, run_batch: Callable[[DataFrame, int], None]
     ) -> StreamingQuery:
         writer = (
-            streaming_input(self.graph)
+            streaming_input(self.graph, self.planner.read)
             .writeStream.foreachBatch(run_batch)
             .option("checkpointLocation", folder_url)
             .queryName(f"{QUERY_PREFIX}{self.graph.name}-{self.run_id[:8]}")
@@ -293,13 +299,17 @@ class SparkDriver:
     def _no_rows(self) -> DataFrame:
         if self._session is None:
             # No batch has come yet. Not in the user's own: our settings would be theirs.
-            self._use(
-                SparkSession(self.spark.sparkContext, self.spark._jsparkSession.cloneSession())
-            )
+            self._use(self._new_session())
         assert self._session is not None
         if self._no_input is None:
-            self._no_input = no_input(self.graph, self._session)
+            self._no_input = no_input(self.graph, self._session, self.planner.read)
         return self._no_input
+
+    def _new_session(self) -> SparkSession:
+        """Return a copy of the user's session, with the settings of epochs."""
+        copy = SparkSession(self.spark.sparkContext, self.spark._jsparkSession.cloneSession())
+        set_epoch_config(copy)
+        return copy
 
     def _watch_placement(self, reports: Sequence[Report]) -> None:
         """Spread subtasks out again when they crowd on the executors that survived a loss."""

@@ -101,3 +101,12 @@ def order_codes(column: pa.Array, *, is_descending: bool) -> list[Ints]:
         indices = encoded.indices.fill_null(0).to_numpy()
         codes.append(places[indices] if len(places) else np.zeros(len(column), np.int64))
     return [~code for code in codes] if is_descending else codes
+
+
+def count_before(key_at: Ints, counted: Bools) -> Ints:
+    """Return how many counted rows of its key come before each row; rows of a key adjoin."""
+    before: Ints = np.cumsum(counted) - counted
+    starts = np.flatnonzero(np.diff(key_at, prepend=-1)) if len(key_at) else key_at
+    lengths = np.diff(np.append(starts, len(key_at)))
+    result: Ints = before - np.repeat(before[starts], lengths)
+    return result

@@ -26,7 +26,7 @@ from cairn.functions import BatchContext
 from cairn.operators.aggregates.grouping import Ints, first_rows, number_values
 from cairn.operators.aggregates.parts import Bools
 from cairn.operators.idle import RowKeeper
-from cairn.operators.row_order import order_codes, pack_codes, row_order
+from cairn.operators.row_order import count_before, order_codes, pack_codes, row_order
 from cairn.state import TTL, Declaration, Map
 from cairn.types import type_ddl
 
@@ -268,15 +268,6 @@ def sort_rows(
         kept = places < n
         order, places = order[kept], places[kept]
     return order, places + 1
-
-
-def count_before(key_at: Ints, counted: Bools) -> Ints:
-    """Return how many counted rows of its key come before each row; rows of a key adjoin."""
-    before: Ints = np.cumsum(counted) - counted
-    starts = np.flatnonzero(np.diff(key_at, prepend=-1)) if len(key_at) else key_at
-    lengths = np.diff(np.append(starts, len(key_at)))
-    result: Ints = before - np.repeat(before[starts], lengths)
-    return result
 
 
 def _places(key_at: Ints) -> Ints:

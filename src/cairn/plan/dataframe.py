@@ -50,6 +50,7 @@ from cairn.plan.graph import (
     TransformNode,
 )
 from cairn.plan.measures import Measure, Observed, port_measures, source_fields, source_measures
+from cairn.plan.pruning import fill_unread, read_all
 from cairn.plan.sql import SUBTASK, TIE, TIME, Feed, is_kept, is_sorted, quote
 from cairn.protocol.envelope import ACK, LANE, Envelope
 from cairn.types import schema_ddl
@@ -97,6 +98,8 @@ class Planner:
             # Pickling the function costs more than the rest of planning: done once.
             self._functions.append(udf(*(F.col(quote(name)) for name in feed.sent)))
         self.pin = pin
+        self.read = read_all(graph)
+        """The columns of the sources that the rows of an epoch have."""
 
     def repin(self, spark: SparkSession) -> None:
         """Lay the pin table out again, over the executors that are there now."""
@@ -240,6 +243,25 @@ class Planner:
             fed = fed.union(branch)
         return self._broadcast(fed, level)
 
+    def plan_transforms(
+        self, sources: Mapping[str, DataFrame], grouped: frozenset[str]
+    ) -> list[DataFrame]:
+        """Plan all transforms before the first level; return frames that none of the others has."""
+        level = self.graph.levels[0]
+        self._cuts.clear()
+        self._observations.clear()
+        self.grouped = grouped
+        frames = {Port(name): rows for name, rows in sources.items()}
+        rows = next(iter(sources.values()))
+        found = []
+        for port, edges in self._find_transforms(level).items():
+            fields = {0: {name: quote(name) for name in self.graph.schema(port).names}}
+            branch = self._transform(rows, port, frames)
+            found.append(self._send(branch, fields, {0: edges}, level))
+        counted = {port for edge in level.counted for port in edge.inputs if port not in frames}
+        found += [self._transform(rows, port, frames) for port in counted]
+        return [*self._cuts, *found]
+
     def _drop(self, rows: DataFrame, level: Level) -> DataFrame:
         """No rows: Spark computes these, with all their columns, and has counted them."""
         feed = self._feeds[level.index]
@@ -327,12 +349,11 @@ class Planner:
             if self._is_read_again(port):
                 frame = self._share(frame)
         elif isinstance(node, SourceNode):
-            if len(self.graph.sources) == 1:
-                frame = rows
-            else:
-                frame = self._unpack(
-                    rows, source_envelope(self.graph), self.graph.sources.index(node)
-                )
+            lane = self.graph.sources.index(node)
+            frame = rows
+            if len(self.graph.sources) > 1:
+                frame = self._unpack(rows, source_envelope(self.graph), lane)
+            frame = fill_unread(frame, node, self.read)
         else:
             level = self.graph.levels[self.graph.level_of(port.node)]
             frame = self._unpack(rows, outgoing(self.graph, level), self._taps[port])

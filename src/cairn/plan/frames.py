@@ -11,10 +11,14 @@ from pyspark.sql import functions as F
 from cairn.errors import PlanError
 from cairn.plan.deploy import source_envelope
 from cairn.plan.graph import Graph
+from cairn.plan.pruning import Read
 from cairn.plan.sql import quote
 from cairn.protocol.envelope import LANE
 from cairn.types import parse_schema, schema_ddl, type_ddl
 from cairn.user_code import find_raise
+
+_TIME_MARK = "cairn.time"
+"""In the metadata of the event time column, while a transform is planned."""
 
 
 def dataframe_schema(df: DataFrame) -> pa.Schema:
@@ -25,8 +29,31 @@ def plan_schema(
     spark: SparkSession, schema: pa.Schema, function: Callable[[DataFrame], DataFrame]
 ) -> pa.Schema:
     """The schema a transform gives, found by planning it on no rows."""
+    return plan_transform(spark, schema, function, None)[0]
+
+
+def plan_transform(
+    spark: SparkSession,
+    schema: pa.Schema,
+    function: Callable[[DataFrame], DataFrame],
+    time: str | None,
+) -> tuple[pa.Schema, str | None]:
+    """Return the schema a transform gives, and the first column that has the values of `time`.
+
+    Spark keeps the metadata of a column that is only renamed or moved, and of no other.
+    """
     try:
-        result = function(spark.createDataFrame([], schema_ddl(schema)))
+        rows = spark.createDataFrame([], schema_ddl(schema))
+        if time is not None:
+            marked = {time: {_TIME_MARK: True}}
+            columns = [(name, F.col(quote(name))) for name in schema.names]
+            rows = rows.select(
+                *(
+                    c.alias(name, metadata=marked[name]) if name in marked else c
+                    for name, c in columns
+                )
+            )
+        result = function(rows)
     except Exception as error:
         # After a semicolon Spark goes on with its plan of it.
         why, at = str(error).partition(";\n")[0], find_raise(error, function)
@@ -37,20 +64,29 @@ def plan_schema(
         ) from error.with_traceback(None)
     if not isinstance(result, DataFrame):
         raise PlanError(f"transform must return a DataFrame, found {type(result).__name__}")
-    return dataframe_schema(result)
+    kept = (field.name for field in result.schema if _TIME_MARK in field.metadata)
+    return dataframe_schema(result), next(kept, None)
 
 
-def streaming_input(graph: Graph) -> DataFrame:
-    """All sources as one streaming DataFrame: one query, one line of offsets per source."""
+def streaming_input(graph: Graph, read: Read) -> DataFrame:
+    """All sources as one streaming DataFrame: one query, one line of offsets per source.
+
+    Of columns that are not read, a single source has none, and several have nulls.
+    """
     if len(graph.sources) == 1:
-        return graph.sources[0].dataframe
+        (source,) = graph.sources
+        names = [name for name in source.schema.names if name in read[source.name]]
+        if len(names) == len(source.schema):
+            return source.dataframe
+        return source.dataframe.select(*(F.col(quote(name)) for name in names))
     envelope = source_envelope(graph)
     rows: DataFrame | None = None
     for lane, source in enumerate(graph.sources):
         fields = {column: name for name, column in envelope.fields[lane].items()}
         columns = [F.lit(lane).alias(LANE)]
         for name, type_ in envelope.columns.items():
-            value = F.col(quote(fields[name])) if name in fields else F.lit(None)
+            is_read = fields.get(name) in read[source.name]
+            value = F.col(quote(fields[name])) if is_read else F.lit(None)
             columns.append(value.cast(type_ddl(type_)).alias(name))
         part = source.dataframe.select(*columns)
         rows = part if rows is None else rows.union(part)
@@ -58,9 +94,9 @@ def streaming_input(graph: Graph) -> DataFrame:
     return rows
 
 
-def no_input(graph: Graph, session: SparkSession) -> DataFrame:
+def no_input(graph: Graph, session: SparkSession, read: Read) -> DataFrame:
     """The rows of an epoch without a batch: none, with the columns of the sources."""
-    schema = streaming_input(graph)._jdf.schema()
+    schema = streaming_input(graph, read)._jdf.schema()
     # Python's createDataFrame would run a job of its own.
     none = session._jvm.java.util.ArrayList()
     return DataFrame(session._jsparkSession.createDataFrame(none, schema), session)

@@ -225,3 +225,8 @@ def time_sql(column: str, type_: pa.DataType) -> str:
 
 def quote(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
+
+
+def escape(text: str) -> str:
+    """Return a text as it stands between the quotes of an SQL literal."""
+    return text.replace("\\", "\\\\").replace("'", "\\'")

@@ -12,7 +12,7 @@ import pytest
 from cairn import Job, PlanError, windows
 from cairn.operators.window_process import WindowPlan
 from cairn.plan import frames
-from cairn.plan.aggregation import aggregation, partial_node
+from cairn.plan.aggregation import Output, aggregation, partial_node
 from cairn.plan.deploy import taps
 from cairn.plan.graph import (
     EventTime,
@@ -128,7 +128,13 @@ def test_windows_without_a_key_have_one_constant_key_and_no_column_of_it(
     monkeypatch.setattr(frames, "plan_schema", lambda *_: pa.schema([("x", pa.int64())]))
     session = SimpleNamespace(conf={"spark.sql.ansi.enabled": "true"})
     function, partials = aggregation(
-        session, nodes_of(None), (Port("rows"),), [], {"high": "max(v)"}, WindowPlan(Tumbling(10))
+        session,
+        nodes_of(None),
+        (Port("rows"),),
+        [],
+        {"high": "max(v)"},
+        WindowPlan(Tumbling(10)),
+        Output(),
     )
     assert function.schema.names == ["window_start", "window_end", "high"]
     assert partials.layout.keys == ("_all",) and partials.layout.is_keyless
@@ -156,6 +162,6 @@ def test_sums_are_grouped_ahead_only_where_spark_checks_them(
     session = SimpleNamespace(conf={"spark.sql.ansi.enabled": ansi})
     for plan in (None, WindowPlan(Tumbling(10))):
         _, partials = aggregation(
-            session, nodes_of(None), (Port("rows"),), ["k"], {"total": "sum(v)"}, plan
+            session, nodes_of(None), (Port("rows"),), ["k"], {"total": "sum(v)"}, plan, Output()
         )
         assert (partials.grouping is not None) == is_grouped

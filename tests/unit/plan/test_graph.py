@@ -6,12 +6,20 @@ from typing import Any
 
 import pytest
 
-from cairn import Job, KeyedProcess, Process, sinks
+from cairn import Job, KeyedProcess, Process, sinks, windows
 from cairn.errors import PlanError
 from cairn.functions import Hooks
 from cairn.plan.deploy import job_spec
 from cairn.plan.explain import explain_graph, graph_text
-from cairn.plan.graph import Graph, Port, TransformNode, Watermark, build_graph
+from cairn.plan.graph import (
+    EventTime,
+    Graph,
+    Port,
+    TransformNode,
+    Watermark,
+    build_graph,
+    port_time,
+)
 from cairn.plan.measures import port_measures, source_measures
 from cairn.protocol.spec import JobSpec
 from cairn.report.drawing import draw_graph
@@ -234,6 +242,16 @@ def test_transforms_are_looked_through_to_their_origin(job: Job) -> None:
     graph = job.graph()
     assert layout(graph) == [(["a"], [], [0], [])]
     assert graph.origins(graph.edges[0].inputs[0]) == (Port("s"),)
+
+
+def test_a_time_column_with_another_name_keeps_what_is_added_to_it(job: Job) -> None:
+    rows = source(job, "s", "k long, ts timestamp", event_time="ts")
+    windowed = rows.key_by("k").window(windows.tumbling("1 s")).reduce(lambda a, b: a, uid="w")
+    parsed = parse_schema("k long, until timestamp")
+    job._nodes["t"] = TransformNode("t", windowed._ports, len, parsed, "until")
+    assert port_time(job._nodes, Port("t")) == EventTime("until", -1)
+    job._nodes["u"] = TransformNode("u", windowed._ports, len, parsed, None)
+    assert port_time(job._nodes, Port("u")) is None
 
 
 def test_a_transform_over_streams_of_different_levels_is_refused(job: Job) -> None:

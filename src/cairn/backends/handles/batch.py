@@ -29,7 +29,7 @@ from cairn.backends.timed_rows import TimedRows
 from cairn.key_groups import key_groups
 from cairn.state import Declaration, Map, Value
 from cairn.types import format_type
-from cairn.types.codec import Datum, Key
+from cairn.types.codec import Datum, Key, codec
 from cairn.types.codec.core import Values
 
 Input: TypeAlias = "pa.Array | pa.ChunkedArray | Sequence[object]"
@@ -223,18 +223,22 @@ class RowValueHandle(_ByBatch, Value[Any]):
         self._default = None if default is None else table.values.normalise(default)
 
     def get_many(self, keys: Input) -> pa.Array:
-        table, default = self._table, self._default
-        found = []
-        for group, key in self._locate(self._typed.keys(keys)):
-            value = table.changes[group].get(key, ABSENT)
-            if value is ABSENT:
-                value = table.rows[group].get(key)
-            found.append(default if value is None else value)
-        return table.values.encode(found)
+        default = self._default
+        found = [default if value is None else value for value in self._read(keys)]
+        return self._table.values.encode(found)
 
     def get_field(self, keys: Input, name: str) -> pa.Array:
         """Return one field of the struct of each key, null where there is none."""
-        return self.get_many(keys).flatten()[self._table.values.arrow.get_field_index(name)]
+        struct = self._table.values.arrow
+        at = struct.get_field_index(name)
+        found = [None if value is None else value[at] for value in self._read(keys)]
+        return codec(struct.field(at).type).encode(found)
+
+    def _read(self, keys: Input) -> Iterator[Datum]:
+        table = self._table
+        for group, key in self._locate(self._typed.keys(keys)):
+            value = table.changes[group].get(key, ABSENT)
+            yield table.rows[group].get(key) if value is ABSENT else value
 
     def put_many(self, keys: Input, values: Input) -> None:
         keys = self._typed.keys(keys)

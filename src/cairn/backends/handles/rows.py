@@ -217,7 +217,7 @@ class PaneRowsHandle(RowsHandle):
         return newest(self._load(owners), numbers, times)
 
     def before(self, time: int) -> Found:
-        owners = dict.fromkeys(owner for _, owner in self._table.panes(None, time - 1))
+        owners = self._find_owners(None, time - 1)
         runs = [(run, run.before(time)) for run in self._load(owners)]
         return Found([(run, at, np.zeros(len(at), np.int64)) for run, at in runs])
 
@@ -235,8 +235,14 @@ class PaneRowsHandle(RowsHandle):
             owners += [run.owners[key] for key in run.all.keys[at].tolist()]
         return owners
 
-    def keys_between(self, low: int, high: int) -> pa.Array:
+    def _find_owners(self, low: int | None, high: int) -> list[Owner]:
+        """Return the keys that may have rows of these times, in an order without a history."""
         owners = list(dict.fromkeys(owner for _, owner in self._table.panes(low, high)))
+        keys = self._table.keys.encode([key for _, key in owners])
+        return [owners[at] for at in name_order([keys]).tolist()]
+
+    def keys_between(self, low: int, high: int) -> pa.Array:
+        owners = self._find_owners(low, high)
         found = set()
         for run in self._load(owners):
             times = run.all.times

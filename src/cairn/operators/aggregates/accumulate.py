@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cairn.errors import PlanError
 from cairn.operators.aggregates import hll
@@ -31,8 +32,14 @@ from cairn.operators.aggregates.parts import (
     Part,
     Sum,
 )
-from cairn.operators.aggregates.sets import DistinctCount
+from cairn.operators.aggregates.sets import DistinctCount, HeldExtreme
+from cairn.operators.aggregates.signed import FloatSum
 from cairn.types import type_ddl
+
+NET_ROWS = "_rows"
+"""Name of the aggregate with the rows that a key has left, where rows are taken back."""
+SIGNED = ("count", "count(distinct ...)", "sum", "avg", "min", "max")
+"""Functions that rows can be taken back from."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +64,18 @@ def make_aggregate(
     *,
     is_timed: bool,
     by_type: pa.DataType | None = None,
+    takes_back: bool = False,
 ) -> Aggregate:
     """Make an aggregate; `is_timed` if first and last go by event time.
 
-    `by_type` is the type of the second argument of max_by and min_by.
+    `by_type` is the type of the second argument of max_by and min_by. `takes_back`: rows may be
+    taken back.
     """
     function = call.function
     parts: tuple[Part, ...]
-    if function == "count":
+    if takes_back:
+        parts = _parts_with_sign(call, argument_type, type_)
+    elif function == "count":
         parts = (Count(),)
     elif function == "sum":
         parts = (_sum(call, type_),)
@@ -85,6 +96,34 @@ def make_aggregate(
         assert function.startswith(("stddev_", "var_")), f"{function} has no parts"
         parts = (Moments(),)
     return Aggregate(call, type_, parts)
+
+
+def net_rows() -> Aggregate:
+    """Return the count of rows less those taken back, which a key with changes keeps."""
+    return Aggregate(Call(NET_ROWS, "count", None), pa.int64(), (Count(),))
+
+
+def _parts_with_sign(call: Call, argument: pa.DataType, type_: pa.DataType) -> tuple[Part, ...]:
+    """Return parts that rows can be taken back from."""
+    function = call.function
+    if function == "count":
+        return (Count(),)
+    if function == COUNT_DISTINCT:
+        return (DistinctCount(argument),)
+    if function in ("min", "max"):
+        _extreme(call, type_, is_max=function == "max")
+        return (HeldExtreme(type_, is_max=function == "max"),)
+    if function in ("sum", "avg"):
+        total = type_ if function == "sum" else _average_sum(argument, type_)
+        part = FloatSum() if total == pa.float64() else _sum(call, total)
+        # The sum of no values is null, so they are counted.
+        return (part, Count())
+    raise PlanError(
+        f"aggregate {call.name!r}: {call.sql} of changes: rows cannot be taken back from it\n"
+        f"  expected: {', '.join(SIGNED)}, because the stream has the column `_change`\n"
+        "  next: use one of these, or keep the rows with `_change` = 1 and drop the column",
+        column=call.name,
+    )
 
 
 def _sum(call: Call, type_: pa.DataType) -> Part:
@@ -187,6 +226,12 @@ class Accumulators:
 def _result(aggregate: Aggregate, held: list[tuple[Part, Columns]]) -> pa.Array:
     function, type_ = aggregate.call.function, aggregate.type
     part, columns = held[0]
+    if isinstance(part, FloatSum):
+        totals, n = part.total(columns), held[1][1][0]
+        return pa.array(totals if function == "sum" else totals / np.maximum(n, 1), mask=n <= 0)
+    if function == "sum" and len(held) == 2:
+        n = held[1][1][0]
+        return pc.if_else(pa.array(n > 0), part.store(columns)[0].cast(type_), None)
     if function == "avg":
         return _average(part, columns, held[1][1][0], type_)
     if function in ("first", "last"):
@@ -202,8 +247,9 @@ def _result(aggregate: Aggregate, held: list[tuple[Part, Columns]]) -> pa.Array:
 
 def _average(part: Part, columns: Columns, n: Ints, type_: pa.DataType) -> pa.Array:
     if isinstance(part, DecimalSum):
-        return divide_decimals(columns[0], n, type_)
-    return pa.array(columns[0] / np.maximum(n, 1), mask=n == 0)
+        some = pc.if_else(pa.array(n > 0), columns[0], None)
+        return divide_decimals(some, np.maximum(n, 1), type_)
+    return pa.array(columns[0] / np.maximum(n, 1), mask=n <= 0)
 
 
 def _spread(function: str, n: Array, mean: Array, m2: Array) -> pa.Array:

@@ -24,6 +24,7 @@ from cairn.operators.aggregates.objects import Sketch
 from cairn.operators.aggregates.parse import Call
 from cairn.operators.aggregates.parts import Count, Moments, Part
 from cairn.operators.aggregates.sets import SetPart
+from cairn.operators.aggregates.signed import FloatSum
 from cairn.types import type_ddl
 
 _EMPTY = "cast(array() AS array<bigint>)"
@@ -43,6 +44,8 @@ class Layout:
     parts: tuple[str, ...]
     is_keyless: bool = False
     """The key is a constant: results are about all rows."""
+    weight: str | None = None
+    """Number of rows that a partial adds, less those it takes back; None: none are taken back."""
 
 
 @dataclass(frozen=True)
@@ -70,14 +73,16 @@ def make_partials(
     carries_rows: bool = False,
     may_group: bool = True,
     checks_overflow: bool = True,
+    change: str | None = None,
 ) -> Partials:
     """Return the SQL of both plans.
 
     `order` is SQL of the event time in microseconds, for first and last. `time` is SQL of the
     timestamp that partials carry, `pane` of the start of its pane. `checks_overflow`: Spark
-    raises when a sum leaves its type, as the slot does.
+    raises when a sum leaves its type, as the slot does. `change` is the column with -1 in rows
+    that are taken back; the first of the aggregates then counts the rows that are left.
     """
-    columns = _PartialColumns(_mark(keys))
+    columns = _PartialColumns(_mark(keys), change)
     for key in keys:
         columns.add_grouping(schema.field(key), _quote(key), _quote(key))
     all_keys = [*keys]
@@ -111,7 +116,15 @@ def make_partials(
         and all(_can_group(aggregate, checks_overflow) for aggregate in aggregates)
     )
     return Partials(
-        Layout(tuple(all_keys), time, row, count, tuple(parts), is_keyless=not keys),
+        Layout(
+            tuple(all_keys),
+            time,
+            row,
+            count,
+            tuple(parts),
+            is_keyless=not keys,
+            weight=None if change is None else parts[0],
+        ),
         pa.schema(columns.fields),
         tuple(columns.rows),
         tuple(columns.grouping) if may_group else None,
@@ -122,8 +135,9 @@ def make_partials(
 class _PartialColumns:
     """The columns of both plans, as they are added."""
 
-    def __init__(self, mark: str) -> None:
+    def __init__(self, mark: str, change: str | None) -> None:
         self._mark = mark
+        self._weight = None if change is None else f"cast({_quote(change)} AS bigint)"
         self.fields: list[pa.Field] = []
         self.rows: list[str] = []
         self.grouping: list[str] = []
@@ -155,13 +169,16 @@ class _PartialColumns:
         return self.add_grouping(field, value, value)
 
     def add_part(self, call: Call, part: Part, order: str | None, count: str) -> list[str]:
-        if isinstance(part, Count) and call.argument is None and call.where is None:
+        if self._weight is not None:
+            by_rows = _sql_with_sign(call, part, self._weight)
+            sql = by_rows, [f"sum({each})" for each in by_rows]
+        elif isinstance(part, Count) and call.argument is None and call.where is None:
             self._part_count += 1
             return [count]
+        else:
+            sql = _part_sql(call, part, order)
         names = []
-        for type_, by_row, by_group in zip(
-            part.partial_types, *_part_sql(call, part, order), strict=True
-        ):
+        for type_, by_row, by_group in zip(part.partial_types, *sql, strict=True):
             field = self.field(f"p{self._part_count}", type_)
             self._part_count += 1
             names.append(self.add(field, _cast(by_row, type_), _cast(by_group, type_)))
@@ -192,6 +209,26 @@ def _part_sql(call: Call, part: Part, order: str | None) -> tuple[list[str], lis
         return [total], [f"sum({total})"]
     assert part.names in (("min",), ("max",)), f"{part.names} have no SQL"
     return [x], [f"{part.names[0]}{x}"]
+
+
+def _sql_with_sign(call: Call, part: Part, weight: str) -> list[str]:
+    """Return the SQL of each column of a part, of one row that adds or takes back."""
+    x = f"({call.value})"
+    if isinstance(part, Count):
+        return [f"if({x} IS NULL, 0L, {weight})"]
+    if isinstance(part, FloatSum):
+        x = f"cast({x} AS double)"
+        up, down = "cast('Infinity' AS double)", "cast('-Infinity' AS double)"
+        is_finite = f"NOT isnan({x}) AND {x} NOT IN ({up}, {down})"
+        return [
+            f"if({is_finite}, {x} * {weight}, 0D)",
+            f"if(isnan({x}), {weight}, 0L)",
+            f"if({x} = {up}, {weight}, 0L)",
+            f"if({x} = {down}, {weight}, 0L)",
+        ]
+    assert part.names == ("sum",), f"{part.names} have no SQL"
+    total = f"cast({x} AS {_summand(part)})"
+    return [f"if({weight} < 0, -{total}, {total})"]
 
 
 def _summand(part: Part) -> str:

@@ -288,6 +288,23 @@ def renumber(bags: Sequence[Bag], rows: Sequence[Ints] | None, at: Sequence[Ints
     return found
 
 
+def spread_bags(bags: Sequence[Bag], pane_at: Ints, at: Ints) -> list[Bag]:
+    """Return the values of panes as those of their windows: pane_at[i] is in window at[i]."""
+    if not bags:
+        return []
+    pane_count = int(max(pane_at.max(initial=-1), *(b.at.max(initial=-1) for b in bags))) + 1
+    sizes = np.bincount(pane_at, minlength=pane_count)
+    # Windows come in the order of their panes.
+    first = np.cumsum(sizes) - sizes
+    rows, numbers = [], []
+    for bag in bags:
+        repeats = sizes[bag.at]
+        within = np.arange(repeats.sum()) - np.repeat(np.cumsum(repeats) - repeats, repeats)
+        rows.append(np.repeat(np.arange(len(bag.at)), repeats))
+        numbers.append(at[np.repeat(first[bag.at], repeats) + within])
+    return renumber(bags, rows, numbers)
+
+
 def join_bags(first: Sequence[Bag], second: Sequence[Bag]) -> list[Bag]:
     """Return the values of both; one that is in both is there twice."""
     return [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from cairn.operators.aggregates.accumulate import Aggregate, make_aggregate
+from cairn.operators.aggregates.accumulate import Aggregate, make_aggregate, net_rows
 from cairn.operators.aggregates.parse import Call, parse_calls
 from cairn.operators.aggregates.partial import Partials, make_partials
 from cairn.operators.aggregates.parts import Extreme
@@ -96,6 +96,26 @@ def test_a_filtered_count_does_not_count_all_rows() -> None:
     partials = made("count(*) FILTER (WHERE at > 1)", pa.int64())
     assert partials.layout.parts[1] != partials.layout.count
     assert "CASE WHEN (at > 1) THEN 1 END" in partials.grouped[-1]
+
+
+def test_rows_that_are_taken_back_count_and_add_up_with_their_sign() -> None:
+    calls = parse_calls({"x": "sum(at)", "y": "count(DISTINCT at)"}, ["_k"])
+    aggregates = [
+        net_rows(),
+        *(
+            make_aggregate(c, pa.int64(), pa.int64(), is_timed=False, takes_back=True)
+            for c in calls
+        ),
+    ]
+    partials = make_partials(SCHEMA, ["_k"], aggregates, order=None, change="_change")
+    weight = "cast(`_change` AS bigint)"
+    assert partials.layout.weight == partials.layout.parts[0] == "__p0"
+    assert partials.rows[3] == f"cast(if((1) IS NULL, 0L, {weight}) AS bigint) AS `__p0`"
+    assert (
+        f"sum(if({weight} < 0, -cast((at) AS bigint), cast((at) AS bigint)))" in partials.grouped[2]
+    )
+    assert partials.grouping is not None and "(at)" in partials.grouping[-1]
+    assert names(partials.rows) == names(partials.grouping + partials.grouped)
 
 
 def test_the_sql_of_an_extreme_follows_from_the_part_and_not_from_the_call() -> None:
