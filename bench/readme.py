@@ -11,8 +11,10 @@ README = HERE.parent / "README.md"
 PAGE = HERE.parent / "docs" / "benchmarks.md"
 START = "<!-- numbers: written by bench/readme.py from bench/results -->"
 END = "<!-- /numbers -->"
+NEXMARK_START = "<!-- nexmark: written by bench/readme.py from bench/results -->"
+NEXMARK_END = "<!-- /nexmark -->"
 
-Row = tuple[str, str, str]
+Row = tuple[str, ...]
 
 
 def result(name: str) -> dict[str, Any]:
@@ -281,16 +283,40 @@ def _table(head: Row, rows: list[Row]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def fill_in(text: str, table: str) -> str:
+def nexmark() -> str:
+    """Return the table of Nexmark: a row per query, better and worse."""
+    heap, disk = result("nexmark"), result("nexmark_rocksdb")
+    columns = {
+        "Flink SQL, heap": (heap, "flink"),
+        "Flink SQL, RocksDB": (disk, "flink"),
+        "Spark's streaming SQL": (heap, "spark"),
+    }
+    rows = [
+        (query, *(_ratio(found["ratios"][peer].get(query)) for found, peer in columns.values()))
+        for query in heap["ratios"]["flink"]
+    ]
+    means = (found["geometric_mean"][peer] for found, peer in columns.values())
+    rows.append(("geometric mean", *map(_ratio, means)))
+    return _table(("cairn's rows/s over those of", *columns), rows)
+
+
+def _ratio(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.2f}"
+
+
+def fill_in(text: str, table: str, start: str = START, end: str = END) -> str:
     """Return the text with the table between its two marks."""
-    head, rest = text.split(START)
-    _, tail = rest.split(END)
-    return f"{head}{START}\n{table}\n{END}{tail}"
+    head, rest = text.split(start)
+    _, tail = rest.split(end)
+    return f"{head}{start}\n{table}\n{end}{tail}"
 
 
 def main() -> None:
     for path, table in ((README, comparisons()), (PAGE, measurements())):
-        path.write_text(fill_in(path.read_text(), table))
+        text = fill_in(path.read_text(), table)
+        if NEXMARK_START in text:
+            text = fill_in(text, nexmark(), NEXMARK_START, NEXMARK_END)
+        path.write_text(text)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import tempfile
 from typing import Any
 
 from cairn.backends import make_backend
+from cairn.backends.columnar.table import ColumnTable
 from cairn.backends.overlay import Table
 from cairn.protocol.spec import OperatorSpec
 from cairn.slot.operator import Operator
@@ -32,6 +33,14 @@ def restored_operator(
         epoch = Log(store).epoch(epoch_number)
         restore(operator.state, store, epoch, [operator.state.groups], scratch)
     return operator
+
+
+def held_contents(table: Table) -> dict[Any, Any]:
+    """Return the committed content of each key: a value, a mapping of entries or a list."""
+    if isinstance(table, ColumnTable):
+        assert not table.is_map, "entries in arrays are listed by stored_rows"
+        return stored_rows(table)
+    return {key: content for group in table.groups for key, content in table.rows[group].items()}
 
 
 def stored_rows(table: Table) -> dict[Any, Any]:

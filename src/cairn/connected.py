@@ -6,8 +6,10 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 from cairn.errors import PlanError
-from cairn.functions import Function, KeyedProcess, Process
-from cairn.operators.joins import IntervalJoin, JoinPlan
+from cairn.functions import BatchProcess, Function, KeyedProcess, Process
+from cairn.operators.as_of import AsOfJoin, Validity
+from cairn.operators.join_plan import JoinPlan
+from cairn.operators.joins import Join
 from cairn.plan.check import (
     NO_UID,
     check_broadcast,
@@ -30,6 +32,8 @@ from cairn.plan.graph import (
 from cairn.types import SchemaLike, parse_schema
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from cairn.job import Job
     from cairn.state import Declaration
     from cairn.stream import ProcessStream, Stream
@@ -71,12 +75,32 @@ class ConnectedStreams:
         self, function: Function, *, schema: SchemaLike, uid: str = NO_UID
     ) -> ProcessStream:
         """Run a function over the rows of all inputs. `uid` names its state, for good."""
+        kind = Process if self._inlets[0].way == "spread" else KeyedProcess
+        return self._run(function, kind, schema, uid)
+
+    def process_batch(
+        self, function: BatchProcess, *, schema: SchemaLike, uid: str = NO_UID
+    ) -> ProcessStream:
+        """Run a function over Arrow batches of rows of many keys.
+
+        It has a method `on_<name>(batch, ctx)` for each input. Rows are gathered, then each input
+        that has rows is passed to its method, in the order of `connect`. `ctx.keys` and
+        `ctx.times_us` belong to the rows of the call.
+        """
+        if self._inlets[0].way == "spread":
+            raise PlanError(
+                f"operator {uid!r}: process_batch needs keys\n  next: .key_by(...) before it"
+            )
+        return self._run(function, BatchProcess, schema, uid)
+
+    def _run(
+        self, function: Function, kind: type[Function], schema: SchemaLike, uid: str
+    ) -> ProcessStream:
         from cairn.stream import ProcessStream
 
         job = self._job
         check_uid(uid, job._nodes)
-        main = self._inlets[0]
-        check_function(function, uid, Process if main.way == "spread" else KeyedProcess)
+        check_function(function, uid, kind)
         rows = [inlet for inlet in self._inlets if inlet.way != "broadcast"]
         has_broadcast = len(rows) < len(self._inlets)
         check_handlers(function, uid, [i.name for i in rows if i.name], has_broadcast=has_broadcast)
@@ -125,25 +149,50 @@ def join(left: Stream, right: Stream, plan: JoinPlan, uid: str) -> ProcessStream
     job = left._job
     if right._job is not job:
         raise PlanError("join of streams of two jobs\n  next: build both with one Job")
-    times = []
-    for name, stream in (("left", left), ("right", right)):
-        time = unite_times(job._nodes, stream._ports)
-        if time is None:
-            raise PlanError(
-                f"join: the {name} stream has no event time\n"
-                "  next: declare it, with job.source(..., event_time=, watermark=), or after a "
-                "transform with .event_time(...)"
-            )
-        times.append((time.column, time.shift_us))
-    function = IntervalJoin(plan)
-    function.set_times(*times)
+    function = Join(plan)
+    if plan.clock == "event":
+        function.set_times(_time_of(left, "left"), _time_of(right, "right"))
+    return _connect_sides(left, right, plan).process_batch(
+        function, schema=plan.schema(_key_types(plan)), uid=uid
+    )
+
+
+def join_as_of(
+    left: Stream, right: Stream, plan: JoinPlan, validity: Validity, uid: str
+) -> ProcessStream:
+    """Return the rows of a stream, each with the version that was newest at its time."""
+    if right._job is not left._job:
+        raise PlanError("join of streams of two jobs\n  next: build both with one Job")
+    _time_of(right, "right")
+    function = AsOfJoin(plan, validity, _time_of(left, "left"))
+    return _connect_sides(left, right, plan).process_batch(
+        function, schema=plan.schema(_key_types(plan)), uid=uid
+    )
+
+
+def _time_of(stream: Stream, side: str) -> tuple[str, int]:
+    """Return the time column of a side of a join, and its shift."""
+    time = unite_times(stream._job._nodes, stream._ports)
+    if time is None:
+        raise PlanError(
+            f"join: the {side} stream has no event time\n"
+            "  next: declare it, with job.source(..., event_time=, watermark=), or after a "
+            "transform with .event_time(...)"
+        )
+    return time.column, time.shift_us
+
+
+def _connect_sides(left: Stream, right: Stream, plan: JoinPlan) -> ConnectedStreams:
     inputs = {"left": left.key_by(*plan.left_keys), "right": right.key_by(*plan.right_keys)}
-    together = connect(job, inputs, "join")
-    types = [
+    return connect(left._job, inputs, "join")
+
+
+def _key_types(plan: JoinPlan) -> list[pa.DataType]:
+    """Return types that are wide enough for the keys of both sides."""
+    return [
         common_type([plan.left.field(mine).type, plan.right.field(theirs).type])
         for mine, theirs in plan.on
     ]
-    return together.process(function, schema=plan.schema(types), uid=uid)
 
 
 def with_name(declaration: Declaration | None) -> Declaration | None:

@@ -147,7 +147,7 @@ class Function:
 class Hooks:
     """Further properties of the functions in `cairn.operators`; a user's function has none."""
 
-    handles_late: ClassVar[bool] = False
+    handles_late: bool = False
     """The function gets late rows like all others, instead of their going to the side output."""
     forgets: bool = False
     """The watermark removes state: an older row is late, even if a loop sent it back."""
@@ -161,10 +161,12 @@ class Hooks:
     result_delay_ms: int = 0
     """Upper bound of the output's delay behind the input's watermark. Operators that read the
     output have a watermark that is this far behind too."""
-    ignores_time: ClassVar[bool] = False
+    ignores_time: bool = False
     """The function gets all rows as they come, also late ones and those without a time."""
     called: ClassVar[str] = "process"
     """The method that is called for a row, as errors name it."""
+    retired_states: ClassVar[frozenset[str]] = frozenset()
+    """States of earlier versions of the function that this one does without."""
     reads_row_times: ClassVar[bool] = False
     """`ctx.row_times_us` iterates over the event times of the rows, in microseconds."""
 
@@ -205,6 +207,14 @@ class KeyedProcess(Function, Generic[Row]):
         The timer is gone. What waits for it can be given up here, or a later one set.
         """
 
+    def on_epoch_end(self, ctx: Context) -> Any:
+        """Each key that got a row in the epoch, after the last row and timer of all keys.
+
+        It emits rows like `process` does: one result per key and epoch, however many rows came.
+        In a job whose loops have rounds, it is called at the end of each round; with
+        `checkpoint_every`, of each batch.
+        """
+
     def process_broadcast(self, row: Any, ctx: Context) -> Any:
         """Each row of a broadcast, before the other rows of the epoch, the same in all subtasks.
 
@@ -239,7 +249,9 @@ class BatchProcess(Function):
         values = self.total.get_many(keys)       # an array, null where there is none
         self.total.put_many(keys, values)        # null clears
 
-    A batch holds rows of many keys, and a key may come in several batches of an epoch.
+    A batch holds rows of many keys, and a key may come in several batches of an epoch. On
+    connected streams there is a method `on_<name>(batch, ctx)` for each of them in the place of
+    `process`: gathered rows are passed input by input, in the order of `connect`.
     """
 
     def begin_epoch(self, ctx: BatchContext) -> None:
@@ -351,6 +363,13 @@ def has_timers(function: Function) -> bool:
     if not isinstance(function, KeyedProcess):
         return False
     return type(function).on_timer is not KeyedProcess.on_timer
+
+
+def ends_epochs(function: Function) -> bool:
+    """True if a function is called for its keys at the end of an epoch."""
+    if not isinstance(function, KeyedProcess):
+        return False
+    return type(function).on_epoch_end is not KeyedProcess.on_epoch_end
 
 
 def timer_states() -> dict[str, Declaration]:

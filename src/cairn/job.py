@@ -59,7 +59,7 @@ class Job:
         `replayable` says whether rows can be read again once Spark has told the source that it is
         done with them; `checkpoint_every` needs that. None: told by what the source is.
         """
-        from cairn.plan.dataframe import dataframe_schema
+        from cairn.plan.frames import dataframe_schema
 
         check_uid(name, self._nodes)
         if not getattr(dataframe, "isStreaming", False):

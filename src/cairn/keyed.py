@@ -10,6 +10,9 @@ import pyarrow as pa
 from cairn.connected import ConnectedStreams
 from cairn.errors import PlanError
 from cairn.functions import LATE, BatchProcess, KeyedProcess
+from cairn.operators.idle import parse_ttl
+from cairn.operators.latest import Latest
+from cairn.operators.triggers import FINAL, Trigger, parse_emit, running_interval_ms
 from cairn.operators.window_functions import (
     WindowApply,
     WindowFunction,
@@ -17,10 +20,10 @@ from cairn.operators.window_functions import (
     check_window_function,
 )
 from cairn.operators.window_process import WindowPlan
-from cairn.plan.aggregation import aggregation, partial_node
-from cairn.plan.check import NO_UID, check_function, check_same_schema, check_uid
+from cairn.plan.aggregation import Output, aggregation, partial_node
+from cairn.plan.check import NO_UID, check_same_schema, check_uid
 from cairn.plan.graph import Inlet, Port, ProcessNode, unite_times
-from cairn.state import Declaration
+from cairn.state import Declaration, TTLLike
 from cairn.stream import ProcessStream, Stream
 from cairn.types import SchemaLike, parse_schema
 from cairn.types.durations import Duration, duration_ms
@@ -29,6 +32,8 @@ from cairn.windows import Global, WindowSpec
 
 if TYPE_CHECKING:
     from cairn.job import Job
+    from cairn.operators.aggregates.partial import Partials
+    from cairn.operators.aggregates.running import Aggregation
 
 
 class KeyedStream:
@@ -66,34 +71,45 @@ class KeyedStream:
         self, function: BatchProcess, *, schema: SchemaLike, uid: str = NO_UID
     ) -> ProcessStream:
         """Run a function over Arrow batches of rows of many keys."""
-        job = self._stream._job
-        check_uid(uid, job._nodes)
-        check_function(function, uid, BatchProcess)
-        out = parse_schema(schema)
-        inlet = Inlet(self._stream._ports, self._columns)
-        job._nodes[uid] = ProcessNode(uid, (inlet,), function, out)
-        return ProcessStream(job, (Port(uid),), out)
+        return self._connect().process_batch(function, schema=schema, uid=uid)
+
+    def latest(self, *, uid: str = NO_UID, ttl: TTLLike = None) -> ProcessStream:
+        """The newest row of each key: a key with a newer row is emitted at the end of the epoch.
+
+        Newest is by event time where there is one, else by arrival. Of rows with the same time,
+        the greatest counts, compared column by column from the left. Late rows count like all
+        others. With `ttl` a key is forgotten when it has had no row for that long.
+        """
+        stream = self._stream
+        is_timed = unite_times(stream._job._nodes, stream._ports) is not None
+        parsed = parse_ttl(ttl, f"latest {uid!r}", is_timed=is_timed)
+        function = Latest(stream.schema, parsed, is_timed=is_timed)
+        return self.process_batch(function, schema=stream.schema, uid=uid)
 
     def window(
         self,
         spec: WindowSpec,
         *,
         allowed_lateness: Duration = "0 seconds",
+        emit: str | None = None,
         early_every_rows: int | None = None,
         early_every: Duration | None = None,
     ) -> WindowedStream:
         """Cut the rows of each key into windows: `windows.tumbling("1 hour")` and others.
 
         A window emits when it is complete, and again for each row that comes no more than
-        `allowed_lateness` after that; rows later still go to `.side("late")`. Before it is
-        complete it emits after every `early_every_rows` rows, and `early_every` of
-        processing time after a row, counted from what it emitted last. Each result is of all
-        rows so far, so a later one replaces those before it.
+        `allowed_lateness` after that; rows later still go to `.side("late")`. `emit` is "final"
+        for nothing else, "change" for a result after every change too, and "every 10 seconds",
+        "every 100 rows" or "every 100 rows or 10 seconds" for a result after that many rows, or
+        that long, in processing time, after the first row since the last result. `.aggregate`
+        emits at the end of an epoch, `.reduce` and `.process` after the row. Each result is of
+        all rows so far, so a later one replaces those before it. `early_every_rows=100,
+        early_every="10 seconds"` is an older form of `emit="every 100 rows or 10 seconds"`.
         """
         if not isinstance(spec, WindowSpec):
             raise PlanError(
                 f"window: {spec!r} is not a description of windows\n"
-                "  next: take windows.tumbling, sliding, session or global_"
+                "  next: take windows.tumbling, sliding, session, count or global_"
             )
         stream = self._stream
         is_timed = unite_times(stream._job._nodes, stream._ports) is not None
@@ -102,28 +118,50 @@ class KeyedStream:
                 "windows by event time need one, and the stream has none\n"
                 "  next: give the source event_time=, or the windows time='processing'"
             )
-        plan = WindowPlan(
-            spec,
-            duration_ms(allowed_lateness, "allowed_lateness of windows"),
+        early = Trigger(
             early_every_rows,
             None if early_every is None else duration_ms(early_every, "early_every of windows"),
         )
+        if emit is not None:
+            if early != FINAL:
+                raise PlanError(
+                    "windows have emit= as well as early_every= or early_every_rows=\n"
+                    "  next: use emit= alone, as in emit='every 100 rows or 10 seconds'"
+                )
+            early = parse_emit(emit, "windows")
+        lateness_ms = duration_ms(allowed_lateness, "allowed_lateness of windows")
+        plan = WindowPlan(spec, lateness_ms, early.rows, early.ms)
         return WindowedStream(self, plan)
 
-    def aggregate(self, *, uid: str = NO_UID, **aggregates: str) -> ProcessStream:
+    def aggregate(
+        self,
+        *,
+        uid: str = NO_UID,
+        emit: str = "change",
+        changes: bool = False,
+        **aggregates: str,
+    ) -> ProcessStream:
         """Aggregates of all rows of a key so far: `total="sum(v)", n="count(*)"`.
 
         A key that got rows in an epoch is emitted at its end: the key columns, then the
         aggregates. In a job with rounds it is emitted at the end of each round that has rows of
-        it. Arguments are Spark SQL over the stream's columns; types and nulls are
+        it. `emit="every 10 seconds"` emits a key at most once in that time, at the end of an
+        epoch. Arguments are Spark SQL over the stream's columns; types and nulls are
         Spark's. `first` and `last` go by event time where there is one, else by arrival.
         An aggregate added later begins with the rows that come then.
+
+        With `changes`, the result before is emitted too, with -1 in a last column `_change`, and
+        the result after with 1. An aggregate of a stream with this column takes rows with -1 back:
+        count, count(distinct ...), sum, avg, min and max do. A key that has no rows left
+        is emitted with the counts 0 and nulls, or, with `changes`, is taken back.
         """
-        return aggregate(self._stream, self._columns, uid, aggregates, None)
+        every_ms = running_interval_ms(emit, f"aggregation {uid!r}")
+        output = Output(changes=changes, every_ms=every_ms)
+        return aggregate(self._stream, self._columns, uid, aggregates, None, output)
 
 
 class WindowedStream:
-    """A keyed stream cut into windows. Results carry key, `window_start` and `window_end`."""
+    """A stream cut into windows. Results carry key, `window_start` and `window_end`."""
 
     def __init__(self, keyed: KeyedStream, plan: WindowPlan) -> None:
         self.keyed = keyed
@@ -153,7 +191,7 @@ class WindowedStream:
         if not callable(function):
             raise PlanError(f"operator {uid!r}: reduce needs a function, found {function!r}")
         check_arguments(function, f"operator {uid!r}: the function of reduce ", "left", "right")
-        schema, keys = self.keyed._stream.schema, self.keyed._columns
+        schema, keys = self.keyed._stream.schema, self._keys(uid)
         made = WindowReduce(self.plan, schema, keys, function)
         return self.keyed.process(made, schema=made.schema, uid=uid)
 
@@ -166,35 +204,70 @@ class WindowedStream:
         """
         check_window_function(function, uid)
         keyed = self.keyed
-        made = WindowApply(self.plan, keyed._stream.schema, keyed._columns, function, schema)
+        made = WindowApply(self.plan, keyed._stream.schema, self._keys(uid), function, schema)
         return keyed.process(made, schema=made.schema, uid=uid)
 
-    def aggregate(self, *, uid: str = NO_UID, **aggregates: str) -> ProcessStream:
+    def aggregate(
+        self, *, uid: str = NO_UID, changes: bool = False, **aggregates: str
+    ) -> ProcessStream:
         """Aggregates of each window: `total="sum(v)", n="count(*)"`, as on a keyed stream.
 
         Results: the key columns, `window_start`, `window_end`, and the aggregates. They come at
         the end of an epoch, also those of early triggers; in a job with rounds, of a round.
+        Without a key they are about all rows: Spark aggregates where the rows are, and one subtask
+        merges what is left. With `changes`, the result before comes too, as on a keyed stream.
         """
+        if "emit" in aggregates:
+            raise PlanError(
+                f"aggregation {uid!r}: windows have emit=\n"
+                f"  next: write .window(..., emit={aggregates['emit']!r}).aggregate(...)"
+            )
         keyed = self.keyed
-        return aggregate(keyed._stream, keyed._columns, uid, aggregates, self.plan)
+        output = Output(changes=changes)
+        return aggregate(keyed._stream, keyed._columns, uid, aggregates, self.plan, output)
+
+    def _keys(self, uid: str) -> tuple[str, ...]:
+        """Return the key columns, for code that runs per key."""
+        if not self.keyed._columns:
+            raise PlanError(
+                f"operator {uid!r}: windows without a key have aggregates only\n"
+                "  next: use .aggregate(...), or .key_by(...) before .window(...)"
+            )
+        return self.keyed._columns
 
 
 def aggregate(
-    stream: Stream, keys: tuple[str, ...], uid: str, asked: dict[str, str], plan: WindowPlan | None
+    stream: Stream,
+    keys: tuple[str, ...],
+    uid: str,
+    asked: dict[str, str],
+    plan: WindowPlan | None,
+    output: Output,
 ) -> ProcessStream:
     """Add the two nodes of an aggregation; `plan` has the windows, None for a running one."""
     job = stream._job
     check_uid(uid, job._nodes)
-    function, partials = aggregation(job._spark(), job._nodes, stream._ports, keys, asked, plan)
+
+    def make(*, carries_rows: bool) -> tuple[Aggregation, Partials]:
+        return aggregation(
+            job._spark(),
+            job._nodes,
+            stream._ports,
+            keys,
+            asked,
+            plan,
+            output,
+            carries_rows=carries_rows,
+        )
+
+    function, partials = make(carries_rows=False)
     name = f"partial:{uid}"
     job._nodes[name] = partial_node(name, stream._ports, uid, partials)
-    inlet = Inlet((Port(name),), keys)
+    inlet = Inlet((Port(name),), partials.layout.keys)
     job._nodes[uid] = ProcessNode(uid, (inlet,), function, function.schema)
 
     def keep_late_rows() -> None:
-        function, partials = aggregation(
-            job._spark(), job._nodes, stream._ports, keys, asked, plan, carries_rows=True
-        )
+        function, partials = make(carries_rows=True)
         sides = ((LATE, stream.schema),)
         job._nodes[name] = partial_node(name, stream._ports, uid, partials)
         job._nodes[uid] = ProcessNode(uid, (inlet,), function, function.schema, sides)

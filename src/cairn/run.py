@@ -58,7 +58,7 @@ class Run:
                     parallelism=started.coordinator.parallelism,
                     run_id=started.coordinator.run_id,
                 )
-                driver.lay_first_pin(started.coordinator.slots)
+                driver.start_slots(started.coordinator.slots)
         self._spark_store = started.spark_store
         self._doors = Doors(lambda: driver.doors, driver.door.key)
         self._live = LiveState(

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import pyarrow as pa
 
-from cairn.connected import ConnectedStreams, join
+from cairn.connected import ConnectedStreams, join, join_as_of
 from cairn.errors import PlanError
 from cairn.functions import ERRORS, LATE, BatchProcess, Process
+from cairn.operators.as_of import as_of_plan, check_validity
 from cairn.operators.deduplicate import DUPLICATES, Distinct, DistinctWithin
-from cairn.operators.joins import join_plan
+from cairn.operators.idle import parse_ttl
+from cairn.operators.join_plan import join_plan
 from cairn.operators.rows import RowKind
+from cairn.operators.top import Top, check_top, parse_by
 from cairn.plan.check import (
     NO_UID,
     check_body,
@@ -45,15 +48,16 @@ from cairn.plan.loops import check_feedback
 from cairn.plan.rows import add_rows_nodes, take_errors
 from cairn.protocol.letters import SCHEMA as LETTERS
 from cairn.sinks.base import Sink
-from cairn.state import Declaration
+from cairn.state import Declaration, TTLLike
 from cairn.types import SchemaLike, parse_schema, schema_ddl, type_ddl
 from cairn.types.durations import Duration, duration_ms
+from cairn.windows import WindowSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from cairn.job import Job
-    from cairn.keyed import KeyedStream
+    from cairn.keyed import KeyedStream, WindowedStream
 
 
 class Stream:
@@ -65,13 +69,19 @@ class Stream:
         self.schema = schema
 
     def transform(self, function: Callable[[DataFrame], DataFrame]) -> Stream:
-        """All of Spark SQL, on the rows of one epoch (so a `groupBy` in it is per epoch)."""
-        from cairn.plan.dataframe import plan_schema
+        """All of Spark SQL, on the rows of one epoch (so a `groupBy` in it is per epoch).
+
+        Event time follows its column, also under another name. A transform that drops the column
+        drops the event time: declare another one with `.event_time(column)`.
+        """
+        from cairn.plan.frames import plan_transform
 
         job = self._job
-        schema = plan_schema(job._spark(), self.schema, function)
+        time = unite_times(job._nodes, self._ports)
+        column = None if time is None else time.column
+        schema, renamed = plan_transform(job._spark(), self.schema, function, column)
         name = f"transform:{len(job._nodes)}"
-        column = keep_time(job._nodes, self._ports, schema)
+        column = keep_time(job._nodes, self._ports, schema) or renamed
         job._nodes[name] = TransformNode(name, self._ports, function, schema, column)
         return Stream(job, (Port(name),), schema)
 
@@ -220,6 +230,29 @@ class Stream:
         check_keys(names, self.schema)
         return KeyedStream(self, names)
 
+    def window(
+        self,
+        spec: WindowSpec,
+        *,
+        allowed_lateness: Duration = "0 seconds",
+        emit: str | None = None,
+        early_every_rows: int | None = None,
+        early_every: Duration | None = None,
+    ) -> WindowedStream:
+        """Cut all rows into windows, without a key: `stream.window(spec).aggregate(...)`.
+
+        The options are those of windows per key.
+        """
+        from cairn.keyed import KeyedStream
+
+        return KeyedStream(self, ()).window(
+            spec,
+            allowed_lateness=allowed_lateness,
+            emit=emit,
+            early_every_rows=early_every_rows,
+            early_every=early_every,
+        )
+
     def process(
         self, function: Process[Any], *, schema: SchemaLike, uid: str = NO_UID
     ) -> ProcessStream:
@@ -241,24 +274,63 @@ class Stream:
         right: Stream,
         *,
         on: str | Sequence[str] | Mapping[str, str],
-        within: Duration | tuple[Duration, Duration],
+        within: Duration | tuple[Duration, Duration] | None = None,
+        ttl: Duration | None = None,
         how: Literal["inner", "left", "right", "full"] = "inner",
         uid: str = NO_UID,
         suffix: str = "_right",
     ) -> ProcessStream:
-        """Rows of two streams with equal keys whose event times are near each other.
+        """Rows of two streams with equal keys, near each other in time if `within` is given.
 
-        `on` is a column, several, or {left column: right column}; null equals nothing. `within`
-        is how far apart they may be: "10 minutes", or how much later the right row is, from and
-        to: ("-5 minutes", "10 minutes"). The result has the columns of left, then those of
-        right without its key; a name that is taken gets `suffix`. With `how` "left", "right" or
-        "full", rows that find no other come with nulls, when the watermark says that none can
-        come any more. Late rows go to `.side("late.left")` and `.side("late.right")`.
+        `on` is a column, several, or {left column: right column}; null equals nothing. The result
+        has the columns of left, then those of right without its key; a name that is taken gets
+        `suffix`. A pair is emitted when the later of its rows arrives.
+
+        `within` is how far apart event times may be: "10 minutes", or how much later the right
+        row is, from and to: ("-5 minutes", "10 minutes"). With `how` "left", "right" or "full",
+        rows that find no other come with nulls, when the watermark says that none can come any
+        more. Late rows go to `.side("late.left")` and `.side("late.right")`.
+
+        Without `within`, all rows with equal keys are joined, and kept: for ever, or for `ttl`.
+        If both streams have an event time, `ttl` means the same as `within`. Otherwise it counts
+        the epoch's clock from the arrival of a row, no row is late, and a row of an outer join
+        that has found no other comes with nulls when its `ttl` ends.
         """
         if not isinstance(right, Stream):
             raise PlanError(f"join with a {type(right).__name__}\n  expected: a stream")
-        plan = join_plan(self.schema, right.schema, on, within, how, suffix)
+        nodes = self._job._nodes
+        has_time = all(
+            each._job is self._job and unite_times(nodes, each._ports) is not None
+            for each in (self, right)
+        )
+        plan = join_plan(
+            self.schema, right.schema, on, within, how, suffix, ttl=ttl, has_time=has_time
+        )
         return join(self, right, plan, uid)
+
+    def join_as_of(
+        self,
+        versions: Stream,
+        *,
+        on: str | Sequence[str] | Mapping[str, str],
+        how: Literal["inner", "left"] = "inner",
+        valid_until: str | Duration | None = None,
+        uid: str = NO_UID,
+        suffix: str = "_right",
+    ) -> ProcessStream:
+        """Each row with the version of its key that was newest at the row's event time.
+
+        A version holds from its event time on, until the next one of its key, and no longer than
+        `valid_until`: a column of the versions (its time included; null for no end), or a span of
+        time such as "1 day". A row is emitted when the watermark has passed its time. Without a
+        version it is left out, or with `how="left"` comes with nulls. Of versions of one time the
+        last counts. Columns, `on` and late rows are as in `join`.
+        """
+        if not isinstance(versions, Stream):
+            raise PlanError(f"join_as_of with a {type(versions).__name__}\n  expected: a stream")
+        plan = as_of_plan(self.schema, versions.schema, on, how, suffix)
+        validity = check_validity(valid_until, versions.schema)
+        return join_as_of(self, versions, plan, validity, uid)
 
     def deduplicate(
         self, *, on: str | Sequence[str], within: Duration | None = None, uid: str = NO_UID
@@ -277,6 +349,31 @@ class Stream:
             function = DistinctWithin(within_ms, by_event=is_timed)
         keyed = self.key_by(*columns)
         return keyed.process_batch(function, schema=self.schema, uid=uid)
+
+    def top(
+        self,
+        n: int,
+        *,
+        by: str | Sequence[str],
+        per: str | Sequence[str],
+        uid: str = NO_UID,
+        ttl: TTLLike = None,
+    ) -> ProcessStream:
+        """The first n rows of each key by some columns: `top(10, by="price desc", per="auction")`.
+
+        `by` is "column", "column desc", or several of them; nulls are least, as in Spark. Rows
+        that are equal there come in the order of all their columns, from the left. The result has
+        the columns of the stream and `rank`, from 1. At the end of an epoch each row whose rank
+        has changed is emitted with its new rank, and each row that has left the first n
+        with null. Late rows count like all others. With `ttl` a key is forgotten when it has had no
+        row for that long.
+        """
+        check_top(n, self.schema)
+        columns = (per,) if isinstance(per, str) else tuple(per)
+        is_timed = unite_times(self._job._nodes, self._ports) is not None
+        parsed = parse_ttl(ttl, f"top {uid!r}", is_timed=is_timed)
+        function = Top(n, parse_by(by, self.schema), self.schema, parsed)
+        return self.key_by(*columns).process_batch(function, schema=function.schema, uid=uid)
 
     def sink_to(self, sink: Sink, *, uid: str = NO_UID) -> None:
         """Write the stream out; an epoch's rows become visible when it is committed."""

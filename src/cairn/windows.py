@@ -4,6 +4,8 @@
     stream.key_by("shop").window(windows.tumbling("1 day", timezone="Europe/Berlin"))...
     stream.key_by("user").window(windows.session("30 minutes"), allowed_lateness="1 hour")...
 
+Windows of a number of rows have no times: `windows.count(100)` is full after 100 rows of a key.
+
 A window has a start, which belongs to it, and an end, which does not. By event time it is
 complete when the watermark has reached its end; by processing time when the clock has. Only
 a session waits until its end has passed: a row at its very end still goes on with it.
@@ -19,7 +21,7 @@ from __future__ import annotations
 import datetime as dt
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import ClassVar, Literal
 from zoneinfo import ZoneInfo
 
 from cairn.errors import PlanError
@@ -134,7 +136,31 @@ class Global:
         return [FOREVER]
 
 
-WindowSpec = Tumbling | Sliding | Session | Global
+@dataclass(frozen=True)
+class Count:
+    """Windows of `size` rows of a key; one begins every `every` rows."""
+
+    size: int
+    every: int
+    time: ClassVar[TimeKind] = "processing"
+    """No row is too late for them."""
+
+    def __post_init__(self) -> None:
+        for name, number in (("size", self.size), ("every", self.every)):
+            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+                raise PlanError(
+                    f"{name} of count windows is {number!r}\n  expected: a positive number of rows"
+                )
+
+    def assign(self, number: int) -> list[Bounds]:
+        """The windows of a row by its number among the rows of its key, from 0; bounds too."""
+        last = number - number % self.every
+        first = max(0, last - (last + self.size - number - 1) // self.every * self.every)
+        starts = range(first, last + 1, self.every)
+        return [(start, start + self.size) for start in starts if number < start + self.size]
+
+
+WindowSpec = Tumbling | Sliding | Session | Global | Count
 
 
 def complete_ms(spec: WindowSpec, end_us: int) -> int:
@@ -181,6 +207,16 @@ def session(gap: Duration, *, time: TimeKind = "event") -> Session:
     A session ends `gap` after its last row. A row that falls between two makes them one.
     """
     return Session(duration_ms(gap, "gap of session windows"), time)
+
+
+def count(size: int, *, every: int | None = None) -> Count:
+    """Windows of `size` rows of each key: start and end of their results are null.
+
+    With `every`, one begins after each `every` rows of the key: they overlap if that is less than
+    `size`, and leave rows out if it is more. Rows of a key are counted in the order of their event
+    time within an epoch, else as they come. A window that is never full emits nothing.
+    """
+    return Count(size, size if every is None else every)
 
 
 def global_(*, time: TimeKind = "event") -> Global:

@@ -94,6 +94,8 @@ class Model:
 
 
 class Machine:
+    out = OUT
+
     def __init__(self, ddl: str, backend: str, scratch: str) -> None:
         self.schema = parse_schema(f"{ddl}, v bigint")
         self.backend = backend
@@ -121,7 +123,7 @@ class Machine:
         self.spec = job_spec(
             graph, job_id=job.job_id, checkpoint=self.store.url, backend=self.backend
         )
-        self.sink.open(SinkContext(job.job_id, graph.name, "out", OUT))
+        self.sink.open(SinkContext(job.job_id, graph.name, "out", self.out))
         self.coordinator = Coordinator(
             self.spec,
             self.store,
@@ -136,7 +138,7 @@ class Machine:
         self.coordinator.take_over()
         self.coordinator.recover()
 
-    def run_batch(self, rows: list[tuple[Any, ...]]) -> list[int]:
+    def run_batch(self, rows: list[tuple[Any, ...]]) -> list[Any]:
         row_codec = codec(pa.struct(list(self.schema)))
         array = row_codec.encode([row_codec.normalise(row) for row in rows])
         position = SparkPosition(folder="spark", batch_id=self.epochs, offsets="")
@@ -146,7 +148,7 @@ class Machine:
         )
         newest = self.coordinator.newest
         assert newest is not None
-        return [n for (n,) in self.sink.epochs[newest.number]]
+        return self.sink.epochs[newest.number]
 
     def stored(self) -> tuple[dict[Any, Any], dict[Any, Any]]:
         newest = self.coordinator.newest
@@ -186,7 +188,7 @@ def test_every_row_counts_once(
             if isinstance(step, int):
                 machine.lead(step, Trouble(random.Random(seed), trouble))
                 continue
-            totals = machine.run_batch([(*key, value) for key, value in step])
+            totals = [n for (n,) in machine.run_batch([(*key, value) for key, value in step])]
             model.run([(key[0] if len(key) == 1 else key, value) for key, value in step])
             assert sum(totals) == sum(model.values.values())
             assert len(totals) == machine.coordinator.parallelism

@@ -31,10 +31,12 @@ from cairn.crash import crash_point
 from cairn.driver.coordinator.rounds import Outcome
 from cairn.errors import EpochError
 from cairn.key_groups import key_hasher, subtask_of
+from cairn.plan.deploy import incoming
 from cairn.plan.graph import Edge, Graph, Level, Port
 from cairn.process_identity import ProcessIdentity, identify
+from cairn.protocol.envelope import Envelope
 from cairn.protocol.messages import Ack, Begin, Report, Token, ack_encoder, report_decoder
-from cairn.protocol.spec import JobSpec, lane_name
+from cairn.protocol.spec import JobSpec
 from cairn.slot.level import LevelRuntime, StaleTokenError
 from cairn.slot.runtime import Runtime
 from cairn.storage.store import NotFoundError, Store
@@ -250,7 +252,7 @@ class Cluster:
     ) -> tuple[Ack, list[tuple[int, pa.StructArray]]]:
         emitted: list[tuple[int, pa.StructArray]] = []
         runtime, token = self._begin(level, subtask, begin)
-        runtime.attach(token, lambda batch: emitted.append(_opened(batch)))
+        runtime.attach(token, lambda batch: emitted.append(_opened(runtime.spec.outgoing, batch)))
         for batch in batches:
             runtime.run(token, batch)
             if self.trouble.strikes():
@@ -288,10 +290,10 @@ def _batch(level: Level, edge: Edge, groups: Any, rows: pa.StructArray) -> pa.Re
         "group": pa.array(groups, pa.int32()),
         "lane": pa.array(np.full(len(rows), edge.index, np.int32)),
     }
-    for other in level.edges:
-        struct = pa.struct(list(other.schema))
-        is_mine = other.index == edge.index
-        columns[lane_name(other.index)] = rows if is_mine else pa.nulls(len(rows), struct)
+    envelope = incoming(level)
+    fields = dict(zip(envelope.names[edge.index], rows.flatten(), strict=True))
+    for name, type_ in envelope.columns.items():
+        columns[name] = fields.get(name, pa.nulls(len(rows), type_))
     if any(other.event_time for other in level.edges):
         columns["time"] = _times(edge, rows)
     return pa.RecordBatch.from_pydict(columns)
@@ -316,6 +318,6 @@ def _in_time(edge: Edge, rows: pa.StructArray) -> pa.StructArray:
     return rows.take(pc.array_sort_indices(_times(edge, rows), null_placement="at_start"))
 
 
-def _opened(envelope: pa.RecordBatch) -> tuple[int, pa.StructArray]:
-    lane = envelope["lane"][0].as_py()
-    return lane, envelope[lane_name(lane)]
+def _opened(envelope: Envelope, batch: pa.RecordBatch) -> tuple[int, pa.StructArray]:
+    lane = batch["lane"][0].as_py() if envelope.has_lanes else envelope.lanes[0][0]
+    return lane, envelope.open(batch, lane)

@@ -43,7 +43,7 @@ from cairn.storage.store import Store, open_store
 from cairn.storage.verify import verify
 from cairn.testing import Fault, FaultyStore, ManualClock, SimulatedCrash
 from cairn.types.durations import MIN_MS
-from tests.restored import restored_operator
+from tests.restored import held_contents, restored_operator
 from tests.simulation.cluster import Cluster, Trouble
 from tests.simulation.ledger import Model, Row, as_arrow, ledger_graph, rows_of
 
@@ -337,9 +337,8 @@ def stored_state(store: Store, graph: Any, epoch: Epoch) -> dict[str, dict[Any, 
         operator = restored_operator(operator_spec, store, epoch.number, graph.group_count)
         keys: dict[Any, dict[str, Any]] = {}
         for name, table in operator.tables.items():
-            for rows in table.rows:
-                for key, value in rows.items():
-                    keys.setdefault(key, {})[name] = _plain(table, value)
+            for key, value in held_contents(table).items():
+                keys.setdefault(key, {})[name] = _plain(table, value)
         found[operator_spec.uid] = keys
     return found
 

@@ -29,7 +29,7 @@ from cairn.storage.manifest import Epoch
 from cairn.storage.store import open_store
 from cairn.types import parse_schema, schema_ddl
 from cairn.types.codec import codec
-from tests.restored import restored_operator
+from tests.restored import held_contents, restored_operator
 from tests.spark.attached import Attachment
 
 ROOT = Path(__file__).parents[2]
@@ -115,8 +115,7 @@ def stored_state(job: Job, checkpoint: Any, epoch: int | None = None) -> dict[st
             found[operator_spec.uid] = {
                 name: {
                     key: list(value) if isinstance(value, list) else value
-                    for group in table.groups
-                    for key, value in table.rows[group].items()
+                    for key, value in held_contents(table).items()
                 }
                 for name, table in operator.tables.items()
             }

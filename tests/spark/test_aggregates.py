@@ -43,6 +43,13 @@ ASKED = {
     "sd_pop": "stddev_pop(i)",
     "var": "variance(d)",
     "var_pop": "var_pop(l)",
+    "kinds_s": "count(DISTINCT s)",
+    "kinds_d": "count(DISTINCT d)",
+    "kinds_of_some": "count(DISTINCT i, s) FILTER (WHERE i > 0 OR s = ')')",
+    "n_of_some": "count(*) FILTER (WHERE i > 0)",
+    "total_of_some": "sum(c) FILTER (WHERE b)",
+    "newest": "max_by(s, at)",
+    "oldest_of_some": "min_by(struct(i, s), at) FILTER (WHERE b)",
 }
 DISTINCT = {"kinds": "approx_count_distinct(s)", "days": "approx_count_distinct(day)"}
 """Never grouped ahead, and nothing is that is asked for beside them."""
@@ -230,6 +237,42 @@ def test_state_goes_on_after_a_restart_in_another_parallelism_on_rocksdb(
     assert_same(found, last_of(batch.agg(*map(spark_expr, sql)).collect(), ("k",)))
 
 
+def test_an_aggregate_of_changes_is_what_sql_gives_of_the_results(
+    spark: Any, make_input: Any, tmp_path: Any, plan: str
+) -> None:
+    inf, nan = float("inf"), float("nan")
+    rows = [(v % 11, v, [1.5, None, 2.0, -1.0][v % 4]) for v in range(60)]
+    special = [(100, 0, inf), (101, 0, nan), (102, 0, inf)]
+    files = [[*rows[:20], *special], [*rows[20:40], (102, 0, -inf)], [*rows[40:], (100, 1, 2.0)]]
+    source = make_input("k bigint, v bigint, d double").add_all(files)
+    job = Job("twice")
+    inner = {"n": "count(*)", "total": "sum(v)", "d": "sum(d)", "c": "sum(cast(v AS decimal(9,2)))"}
+    outer = {
+        "keys": "count(*)",
+        "keys_some": "count(d) FILTER (WHERE total > 10)",
+        "total": "sum(total)",
+        "mean": "avg(d)",
+        "sum_d": "sum(d)",
+        "mean_c": "avg(c)",
+        "kinds": "count(DISTINCT total, d)",
+        "low": "min(c)",
+        "high": "max(d)",
+    }
+    first = job.source("rows", source.stream(spark)).key_by("k")
+    changes = first.aggregate(uid="inner", changes=True, **inner)
+    assert changes.schema.names[-1] == "_change"
+    few = changes.transform(lambda df: df.withColumn("m", df.n % 3))
+    out = sinks.Collect()
+    few.key_by("m").aggregate(uid="totals", **outer).sink_to(out, uid="out")
+    finish(job, tmp_path / "checkpoint", 2)
+    found = {key: row for key, row in last_of(out.rows, ("m",)).items() if row["keys"]}
+    batch = spark.read.parquet(str(source.folder)).groupBy("k")
+    sql = [spark_expr(f"{text} AS {name}") for name, text in inner.items()]
+    again = batch.agg(*sql).withColumn("m", spark_expr("n % 3")).groupBy("m")
+    expected = again.agg(*(spark_expr(f"{text} AS {name}") for name, text in outer.items()))
+    assert_same(found, last_of(expected.collect(), ("m",)))
+
+
 def test_a_sum_that_overflows_fails_the_run_and_says_so(
     spark: Any, make_input: Any, tmp_path: Any
 ) -> None:
@@ -274,6 +317,8 @@ def test_spark_aggregates_ahead_while_that_leaves_few_rows(
         ({"x": "median(v)"}, "'median' is not an aggregate"),
         ({"x": "sum(nothing)"}, "nothing"),
         ({"x": "sum(s)"}, ""),
+        ({"x": "sum(v)", "emit": "final"}, "has no end"),
+        ({"_change": "sum(v)", "changes": True}, "name of another column"),
     ],
 )
 def test_what_cannot_be_aggregated_is_refused_at_once(

@@ -8,7 +8,7 @@ import signal
 import psutil
 import pytest
 
-from cairn.driver.spark_driver import SparkDriver
+from cairn.driver import spark_driver
 from cairn.slot.folders import living_slots, run_folder
 from tests.spark.programs import lots
 from tests.spark.programs.ledger import SCHEMA, build, payments
@@ -67,11 +67,11 @@ def test_subtasks_that_crowd_while_an_executor_is_free_are_laid_out_anew(
 ):
     """As if there were two executors here: the pin is made again, and nothing else changes."""
     expected = Undisturbed(spark, tmp_path / "expected", 5)
-    monkeypatch.setattr(SparkDriver, "_executor_count", lambda self: 2)
+    monkeypatch.setattr(spark_driver, "is_cluster", lambda spark: True)
+    monkeypatch.setattr(spark_driver.SparkDriver, "_executor_count", lambda self: 2)
     job = build(spark, expected.input.folder, tmp_path / "work")
     at = str(tmp_path / "work" / "checkpoint")
     with job.start(checkpoint=at, parallelism=2, trigger="available-now") as run:
-        run._engine.driver._is_cluster = True
         run.wait(60)
     # Not at the first sight of it, in case an executor is only late.
     assert run._engine.driver.repinned == 2

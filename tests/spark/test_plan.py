@@ -8,15 +8,16 @@ import re
 import pytest
 
 from cairn import Job, KeyedProcess, sinks
-from cairn.driver.spark_config import EPOCH_CONFIG
+from cairn.driver.spark_config import set_epoch_config
 from cairn.driver.spark_driver import _Reports
 from cairn.key_groups import key_group, subtask_of
-from cairn.plan.dataframe import Planner, lay_pin
+from cairn.plan.dataframe import Planner
 from cairn.plan.deploy import job_spec
-from cairn.protocol.spec import envelope_schema
+from cairn.plan.frames import lay_pin
+from cairn.plan.pruning import fill_unread
 from cairn.worker.forward import Forward
 from tests.marks import for_soak
-from tests.spark.support import epochs, finish
+from tests.spark.support import epochs, finish, stored_state
 
 
 class Echo(KeyedProcess):
@@ -40,19 +41,19 @@ def chain(spark, rows, *, event_time=None, transform=False):
     return job
 
 
-def plan_of(spark, job, rows, parallelism=4, batch=None):
+def plan_of(spark, job, rows, parallelism=4, batch=None, *, is_pinned=True):
     """The executed plan of an epoch, as text; after it the plans of what its branches share."""
     graph = job.graph()
     spec = job_spec(graph, job_id="plan", checkpoint="memory:", backend="heap")
     reports = spark.sparkContext.accumulator([], _Reports())
     forwards = [
-        Forward("run", level.index, (), envelope_schema(level.lanes), "", b"", reports)
+        Forward("run", level.index, (), level.incoming, level.outgoing, None, "", b"", reports)
         for level in spec.levels
     ]
     session = spark.newSession()
-    for setting, value in EPOCH_CONFIG.items():
-        session.conf.set(setting, value)
-    planner = Planner(graph, parallelism, forwards, lay_pin(spark, parallelism))
+    set_epoch_config(session)
+    pin = lay_pin(spark, parallelism) if is_pinned else None
+    planner = Planner(graph, parallelism, forwards, pin)
     try:
         schema = rows.stream(spark).schema
         if batch is None:
@@ -62,7 +63,8 @@ def plan_of(spark, job, rows, parallelism=4, batch=None):
         frames = [planner.epoch(batch), *planner._cuts]
         return "\n".join(f._jdf.queryExecution().executedPlan().toString() for f in frames)
     finally:
-        planner.pin.unpersist()
+        if pin is not None:
+            pin.unpersist()
 
 
 @pytest.fixture
@@ -83,6 +85,51 @@ def test_epoch_is_a_chain_with_one_exchange_per_level_hash_joined_to_the_pin(
     assert all("direct_shuffle_partition_id(subtask#" in line for line in exchanges(plan)), plan
     assert "Union" not in plan
     assert plan.count("Sort [time") == (3 if event_time else 0), plan
+
+
+def test_epoch_on_one_executor_joins_nothing_and_sends_rows_as_they_are(spark, rows):
+    plan = plan_of(spark, chain(spark, rows, event_time="t"), rows, is_pinned=False)
+    assert "Join" not in plan and "InMemoryTableScan" not in plan, plan
+    assert len(exchanges(plan)) == 3 and plan.count("Sort [time") == 3, plan
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_job_without_state_reaches_its_sinks_without_a_shuffle(
+    spark, make_input, tmp_path, parallelism
+):
+    """In fewer partitions than there are subtasks, and in more."""
+    rows = make_input(ROWS).add((1, None, "a"), (2, None, "b")).add((3, None, "c"))
+    kept, job = sinks.Collect(), Job("plain", max_parallelism=16)
+    source = job.source("rows", rows.stream(spark))
+    odd = source.transform(lambda df: df.where("k % 2 = 1"))
+    odd.sink_to(sinks.Noop(), uid="dropped")
+    odd.sink_to(kept, uid="kept")
+    run = finish(job, tmp_path / "checkpoint", parallelism=parallelism)
+    assert sorted(row.k for row in kept.rows) == [1, 3]
+    assert [(epoch.rows_in, epoch.rows_out) for epoch in run.epochs()] == [(2, 2), (2, 2)]
+    assert [stages for _, stages in spark_jobs(spark, run)] == [1, 1]
+
+
+def test_columns_that_no_transform_reads_are_not_taken_from_the_source(spark, make_input, tmp_path):
+    columns = "k bigint, v bigint, s string, never string not null, whole string"
+    rows = make_input(columns).add((1, 5, "a", "n", "w"), (2, 6, "b", "n", "w"))
+    kept, job = sinks.Collect(), Job("read", max_parallelism=16)
+    one, other = job.source("one", rows.stream(spark)), job.source("other", rows.stream(spark))
+    # What follows from a column's never being null must not be taken for not reading it.
+    some = one.transform(lambda df: df.where("v = 5 and never is not null").select("k"))
+    some.sink_to(kept, uid="some")
+    other.key_by("s").aggregate(n="sum(k)", uid="sums").sink_to(sinks.Noop(), uid="out")
+    run = finish(job, tmp_path / "checkpoint", parallelism=2)
+    read = run._engine.driver.planner.read
+    assert read == {"one": {"k", "v", "never"}, "other": {"k", "s"}}
+    assert [row.k for row in kept.rows] == [1]
+    assert stored_state(job, tmp_path / "checkpoint")["sums"]
+    source = job.graph().nodes["one"]
+    some = spark.createDataFrame([(1, 2, "n")], "k bigint, v bigint, never string")
+    filled = fill_unread(some, source, read)
+    assert filled.columns == rows.schema.names and filled.select("k").first().k == 1
+    with pytest.raises(Exception, match="column 's' of source 'one' was not read"):
+        filled.select("s").collect()
 
 
 def exchanges(plan):

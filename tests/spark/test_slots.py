@@ -14,6 +14,7 @@ import pytest
 
 from cairn import Job, KeyedProcess, sinks, state
 from cairn.process_identity import identify
+from cairn.protocol.envelope import Envelope
 from cairn.protocol.messages import Token
 from cairn.sinks.base import Execution
 from cairn.slot.folders import run_folder
@@ -320,7 +321,7 @@ class _Server(flight.FlightServerBase):
     """A slot that only reads."""
 
     def do_exchange(self, context, descriptor, reader, writer):
-        writer.begin(pa.schema([("lane", pa.int32()), ("ack", pa.binary())]))
+        writer.begin(pa.schema([("ack", pa.binary())]))
         while True:
             try:
                 reader.read_chunk()
@@ -330,17 +331,9 @@ class _Server(flight.FlightServerBase):
 
 def test_forwarder_whose_input_breaks_off_fails_instead_of_waiting(tmp_path):
     """As when Spark cannot fetch the shuffle: the slot waits for rows, nobody may wait for it."""
-    forward = Forward(
-        "run", 0, (0,), pa.schema([("lane", pa.int32()), ("ack", pa.binary())]), "", b"", None
-    )
-    batch = pa.RecordBatch.from_pydict(
-        {
-            "lane": pa.array([0], pa.int32()),
-            "group": pa.array([0], pa.int32()),
-            "l0": pa.array([{"k": 1}]),
-            "pin": pa.array([0], pa.int32()),
-        }
-    )
+    rows = Envelope(((0, pa.schema({"k": pa.int64()})),))
+    forward = Forward("run", 0, (0,), rows, Envelope(()), 4, "", b"", None)
+    batch = pa.RecordBatch.from_pydict({"group": pa.array([0], pa.int32()), "c0": [1]})
 
     def broken():
         yield batch
@@ -348,7 +341,8 @@ def test_forwarder_whose_input_breaks_off_fails_instead_of_waiting(tmp_path):
 
     location = f"grpc+unix://{tmp_path}/s"
     with _Server(location), flight.connect(location) as client, pytest.raises(EOFError):
-        list(forward._forward(client, Call(Token(1, 1, Execution(), 1), "", 0, 0), batch, broken()))
+        call = Call(Token(1, 1, Execution(), 1), "", 0, 0)
+        list(forward._forward(client, call, range(4), broken()))
 
 
 def test_dead_slot_is_not_taken_for_a_living_one(tmp_path):

@@ -10,6 +10,7 @@ from cairn import FunctionError, Job, KeyedProcess, PlanError, sinks, state
 from cairn.driver.coordinator.epoch import Coordinator
 from cairn.driver.coordinator.ticker import Ticker
 from cairn.functions import Hooks
+from cairn.plan.graph import EventTime, port_time
 from cairn.plan.sql import time_sql
 from cairn.types import parse_schema
 from tests.spark.programs.alarms import SCHEMA as ALARM_ROWS
@@ -56,6 +57,27 @@ ALARMS = "k bigint, at bigint, kind string"
 
 
 # What a time is
+
+
+def test_event_time_follows_its_column_through_a_transform(spark):
+    job = Job("renamed")
+    rate = spark.readStream.format("rate").load()
+    rows = job.source("rows", rate, event_time="timestamp", watermark="1 second")
+
+    def time_after(function):
+        return port_time(job._nodes, rows.transform(function)._ports[0])
+
+    assert time_after(lambda df: df.withColumnRenamed("timestamp", "at")) == EventTime("at")
+    assert time_after(lambda df: df.selectExpr("value", "TIMESTAMP")) == EventTime("TIMESTAMP")
+    assert time_after(
+        lambda df: df.selectExpr("timestamp AS a", "timestamp AS b").where("a > b").distinct()
+    ) == EventTime("a")
+    twice = rows.transform(lambda df: df.selectExpr("timestamp AS `a.b`")).transform(
+        lambda df: df.selectExpr("`a.b` AS c")
+    )
+    assert port_time(job._nodes, twice._ports[0]) == EventTime("c")
+    assert time_after(lambda df: df.selectExpr("date_trunc('hour', timestamp) AS at")) is None
+    assert time_after(lambda df: df.select("value")) is None, "dropped on purpose"
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,13 @@ LEAVES = {
     "backoff", "key_groups", "process_identity", "misuse", "user_code", "report",
 }  # fmt: skip
 SERVERS = {"starlette", "uvicorn", "duckdb", "prometheus_client"}
-TOUCHES_SPARK = {"plan.dataframe", "driver.spark_driver", "worker.daemon"}
+TOUCHES_SPARK = {
+    "plan.dataframe",
+    "plan.frames",
+    "plan.pruning",
+    "driver.spark_driver",
+    "worker.daemon",
+}
 TOUCHES_SPARK_WHEN_CALLED = {
     "plan.key_columns",
     "plan.sources",

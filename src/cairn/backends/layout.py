@@ -88,6 +88,13 @@ class Layout:
         group = pa.array(np.repeat(np.asarray(groups, np.int32), np.asarray(counts, np.int64)))
         return pa.RecordBatch.from_pydict({"group": group, **columns})
 
+    def encode_values(self, keys: pa.Array, values: Values) -> pa.Array:
+        """Encode values of these keys; None deletes."""
+        try:
+            return self.values.encode(values)
+        except (ValueError, OverflowError, TypeError):
+            return self._encode(self.values, self.keys.decode_keys(keys), values)
+
     def _encode(self, values: Codec, keys: Sequence[Key], encoded: Values) -> pa.Array:
         """Encode stored values; the error of a value that does not fit names its key."""
         try:

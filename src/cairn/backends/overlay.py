@@ -14,9 +14,9 @@ Always true here:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -400,6 +400,9 @@ class ListTable(Table):
                     changes[key] = (start, items)
         groups = sorted(merged)
         return self.layout.batch(groups, [merged[group] for group in groups])
+
+
+MakeTable: TypeAlias = Callable[[Declaration, pa.DataType, Backend, int], Table]
 
 
 def make_table(

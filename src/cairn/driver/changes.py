@@ -26,7 +26,12 @@ from cairn.driver.options import check_parallelism
 from cairn.errors import PlanError
 from cairn.functions import Function, hooks_of
 from cairn.logs import logger
-from cairn.plan.check import check_function, check_same_broadcast, check_ttl
+from cairn.plan.check import (
+    check_function,
+    check_handlers,
+    check_same_broadcast,
+    check_ttl,
+)
 from cairn.plan.deploy import pickle_function
 from cairn.plan.graph import Graph, ProcessNode
 from cairn.protocol.scoped_state import states_by_scope
@@ -101,11 +106,14 @@ class Changes:
                 "  next: give the uid of one of these",
                 uid=uid,
             )
+        spec = self._coordinator.operators[uid]
         check_function(function, uid)
+        inputs = [inlet.name for inlet in spec.row_inlets if inlet.name]
+        has_broadcast = spec.broadcast_inlet is not None
+        check_handlers(function, uid, inputs, has_broadcast=has_broadcast)
         self._check_same_time(uid, function)
-        check_same_broadcast(function, uid, self._coordinator.operators[uid].broadcast)
-        event_time = self._coordinator.operators[uid].event_time
-        check_ttl(function, uid, has_event_time=event_time is not None)
+        check_same_broadcast(function, uid, spec.broadcast)
+        check_ttl(function, uid, has_event_time=spec.event_time is not None)
         pickled = pickle_function(uid, function)
         self._check_state(uid, pickled, allow_dropped_state)
 

@@ -28,6 +28,10 @@ EPOCH_CONFIG = {
     "spark.sql.maxSinglePartitionBytes": str(2**63 - 1),
     "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
     "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",
+    # Subtasks run even if the optimizer finds that no rows will come.
+    "spark.sql.optimizer.excludedRules": (
+        "org.apache.spark.sql.catalyst.optimizer.PropagateEmptyRelation"
+    ),
 }
 
 
@@ -43,6 +47,15 @@ def spark_config() -> dict[str, str]:
         "spark.driver.extraJavaOptions": "-Xss8m",
         "spark.sql.session.timeZone": "UTC",
     }
+
+
+def set_epoch_config(session: SparkSession) -> None:
+    """Make the settings of an epoch in the session that plans it."""
+    for setting, value in EPOCH_CONFIG.items():
+        if setting == "spark.sql.optimizer.excludedRules":
+            rules = {value, *session.conf.get(setting, "").split(",")}
+            value = ",".join(sorted(filter(None, rules)))
+        session.conf.set(setting, value)
 
 
 def check_session(spark: SparkSession) -> None:

@@ -3,7 +3,8 @@
 Always true here:
 - an epoch is one action, whose result is the acknowledgements;
 - what fails in a subtask arrives here as the CairnError it was raised as;
-- after executors came or went, the pin table is laid out again when subtasks are crowded.
+- with several executors, subtasks are pinned to them; after executors came or went, the pin table
+  is laid out again when subtasks are crowded.
 """
 
 from __future__ import annotations
@@ -24,14 +25,17 @@ from pyspark.sql.streaming.query import StreamingQuery
 from cairn.driver.coordinator.partials import PartialChoice
 from cairn.driver.coordinator.rounds import Outcome
 from cairn.driver.roster import Roster, SlotInfo
-from cairn.driver.spark_config import EPOCH_CONFIG
+from cairn.driver.spark_config import set_epoch_config
 from cairn.driver.spark_failure import as_cairn_error
 from cairn.driver.spark_log import QUERY_PREFIX, TASK_PROPERTY, leave_out_failures
 from cairn.driver.spark_tasks import SparkTasks
 from cairn.errors import PlanError
 from cairn.logs import logger
-from cairn.plan.dataframe import Planner, lay_pin, no_input, plan_pin, streaming_input
+from cairn.plan.dataframe import Planner
+from cairn.plan.frames import lay_pin, no_input, plan_pin, plan_places, streaming_input
 from cairn.plan.graph import Graph
+from cairn.plan.pruning import find_read
+from cairn.plan.sql import is_keyed
 from cairn.protocol.lookups import DoorSpec, this_host
 from cairn.protocol.messages import (
     Begin,
@@ -41,12 +45,12 @@ from cairn.protocol.messages import (
     begin_encoder,
     report_decoder,
 )
-from cairn.protocol.spec import JobSpec, envelope_schema
+from cairn.protocol.spec import JobSpec
 from cairn.slot.process import end_slots, start_slot
 from cairn.worker.forward import BEGIN_PROPERTY, Forward
 
 DESCRIPTION = "spark.job.description"
-PIN_PATIENCE_S = 10.0
+START_PATIENCE_S = 10.0
 
 
 class _Reports(AccumulatorParam[list[bytes]]):  # type: ignore[misc]
@@ -56,6 +60,12 @@ class _Reports(AccumulatorParam[list[bytes]]):  # type: ignore[misc]
     def addInPlace(self, value1: list[bytes], value2: list[bytes]) -> list[bytes]:
         value1 += value2
         return value1
+
+
+def is_cluster(spark: SparkSession) -> bool:
+    """True if there may be several executors. With one, there is one place for all slots."""
+    master = spark.sparkContext.master
+    return not master.startswith("local[") and master != "local"
 
 
 class SparkDriver:
@@ -76,8 +86,8 @@ class SparkDriver:
         """The last stage of earlier batches."""
         self._prepared: dict[int, DataFrame] = {}
         """Pin tables of a parallelism to come."""
-        self._laid: Future[None] | None = None
-        """The first pin table, while it is being laid out."""
+        self._started: Future[None] | None = None
+        """The first slots and the first pin table, while they are being started and laid out."""
         self.door = DoorSpec(
             secrets.token_bytes(32), this_host(), spark.conf.get("spark.driver.host", "") or ""
         )
@@ -85,10 +95,8 @@ class SparkDriver:
         """Per subtask, where its slot is asked for state: as of the last epoch that ran."""
         self._roster = Roster(self.door.key)
         self._ending = threading.Lock()
+        self._is_cluster = is_cluster(spark)
         self.deploy(spec, parallelism)
-        self._is_cluster = not spark.sparkContext.master.startswith("local[") and (
-            spark.sparkContext.master != "local"
-        )
         self._session: SparkSession | None = None
         """The one that epochs are planned in, with settings of its own."""
         self._no_input: DataFrame | None = None
@@ -97,41 +105,54 @@ class SparkDriver:
 
     def deploy(self, spec: JobSpec, parallelism: int) -> None:
         """Plan the epochs to come: with these functions, on this many subtasks."""
-        self._wait_for_pin()
+        self._wait_for_slots()
         spec_id, pickled = replace(spec, door=self.door).pickle()
         forwards = [
             Forward(
                 self.run_id,
                 level.index,
                 tuple(edge.index for edge in self.graph.levels[level.index].edges),
-                envelope_schema(level.lanes),
+                level.incoming,
+                level.outgoing,
+                spec.group_count if is_keyed(self.graph.levels[level.index]) else None,
                 spec_id,
                 pickled,
                 self._reports,
             )
             for level in spec.levels
         ]
+        pin = self._take_pin(parallelism) if self._is_cluster else None
+        planner = Planner(self.graph, parallelism, forwards, pin)
+        if self._planner is None:
+            planner.read = find_read(planner, self._new_session())
+        else:
+            planner.read = self._planner.read
+        self._planner = planner
+        self.parallelism = parallelism
+        self.placement: dict[int, str] = {}
+
+    def _take_pin(self, parallelism: int) -> DataFrame:
+        """Return the pin table for a parallelism: laid out already, or by the first action."""
         pin = self._prepared.pop(parallelism, None)
-        if self._planner is not None:
+        is_first = self._planner is None
+        if self._planner is not None and self._planner.pin is not None:
             self._prepared.setdefault(self._planner.parallelism, self._planner.pin)
             pin = pin or self._prepared.pop(parallelism, None)
         for unused in self._prepared.values():
             unused.unpersist()
         self._prepared.clear()
-        if pin is None:
-            is_first = self._planner is None
-            pin = (plan_pin if is_first else lay_pin)(self.spark, parallelism)
-        self._planner = Planner(self.graph, parallelism, forwards, pin)
-        self.parallelism = parallelism
-        self.placement: dict[int, str] = {}
+        return pin or (plan_pin if is_first else lay_pin)(self.spark, parallelism)
 
-    def lay_first_pin(self, slots: Sequence[int]) -> None:
-        """Lay the first pin table out and start the slots on its places, in the background.
+    def start_slots(self, slots: Sequence[int]) -> None:
+        """Start the first slots in the background, and lay the first pin table out.
 
         Meanwhile Spark starts the query, and the first epoch finds its workers and slots there.
         """
-        pin, run_id, laid = self.planner.pin, self.run_id, Future[None]()
-        self._laid = laid
+        places = self.planner.pin
+        if places is None:
+            places = plan_places(self.spark, self.parallelism)
+        run_id, started = self.run_id, Future[None]()
+        self._started = started
 
         def start(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             import cairn.worker.forward  # noqa: F401  # The first epoch's tasks will need it.
@@ -143,34 +164,33 @@ class SparkDriver:
                         start_slot(run_id, slots[subtask])
                 yield batch
 
-        def lay() -> None:
+        def run() -> None:
             try:
                 self.spark.sparkContext.setJobDescription(f"cairn: {self.graph.name}, subtasks")
-                pin.mapInArrow(start, "pin int").collect()
-                laid.set_result(None)
+                places.mapInArrow(start, "pin int").collect()
+                started.set_result(None)
             except BaseException as error:
-                laid.set_exception(error)
+                started.set_exception(error)
 
-        threading.Thread(target=lay, daemon=True, name=f"cairn-{self.graph.name}-pin").start()
+        threading.Thread(target=run, daemon=True, name=f"cairn-{self.graph.name}-slots").start()
 
-    def _wait_for_pin(self) -> None:
-        """Wait for the first pin table. Raises why it failed once: the next action lays it out."""
-        if self._laid is not None:
+    def _wait_for_slots(self) -> None:
+        """Wait for the first slots and the first pin table. Raises why they failed, once."""
+        if self._started is not None:
             try:
-                self._laid.result()
+                self._started.result()
             finally:
-                # If it failed, the next attempt lays the table out itself.
-                self._laid = None
+                # If it failed, the next attempt starts slots and lays the table out itself.
+                self._started = None
 
     def prepare(self, parallelism: int, slots: Sequence[int]) -> None:
-        """Ahead of `deploy`, while epochs run: lay the pin table, start the slots on its places."""
+        """Ahead of `deploy`, while epochs run: start the slots, on the places of a pin table."""
         run_id = self.run_id
         if not self._is_cluster:
-            # One place only, and we are there: no need to wait for the table.
+            # One place only, and we are there.
             executor = self.spark._jvm.java.lang.ProcessHandle.current().pid()
             with ThreadPoolExecutor() as pool:
                 started = [pool.submit(start_slot, run_id, slot, executor) for slot in slots]
-                self._prepared[parallelism] = lay_pin(self.spark, parallelism)
                 for each in started:
                     each.result()
             return
@@ -194,7 +214,7 @@ class SparkDriver:
         self, folder_url: str, trigger: str, run_batch: Callable[[DataFrame, int], None]
     ) -> StreamingQuery:
         writer = (
-            streaming_input(self.graph)
+            streaming_input(self.graph, self.planner.read)
             .writeStream.foreachBatch(run_batch)
             .option("checkpointLocation", folder_url)
             .queryName(f"{QUERY_PREFIX}{self.graph.name}-{self.run_id[:8]}")
@@ -229,10 +249,10 @@ class SparkDriver:
         self.planner.grouped = self._partials.choose(begin.epoch)
         failure: Exception | None = None
         try:
-            self._wait_for_pin()
+            self._wait_for_slots()
             planned = self.planner.epoch(rows, observed=is_batch)
             acks = planned.collect()
-            event_times = self.planner.latest_times(planned)
+            observed = self.planner.read_observed(planned)
         except Exception as error:
             failure = error
         finally:
@@ -250,8 +270,9 @@ class SparkDriver:
         outcome = Outcome(
             [ack_decoder.decode(row.ack) for row in acks],
             reports,
-            event_times,
+            observed.times,
             self._sources_ms(reports) if is_batch else 0,
+            observed.rows,
         )
         self._partials.learn(outcome.acks)
         reported = {(report.level, report.subtask) for report in reports}
@@ -272,20 +293,23 @@ class SparkDriver:
         known = self._session
         if known is not None and known._jsparkSession.equals(session._jsparkSession):
             return
-        for setting, value in EPOCH_CONFIG.items():
-            session.conf.set(setting, value)
+        set_epoch_config(session)
         self._session, self._no_input = session, None
 
     def _no_rows(self) -> DataFrame:
         if self._session is None:
             # No batch has come yet. Not in the user's own: our settings would be theirs.
-            self._use(
-                SparkSession(self.spark.sparkContext, self.spark._jsparkSession.cloneSession())
-            )
+            self._use(self._new_session())
         assert self._session is not None
         if self._no_input is None:
-            self._no_input = no_input(self.graph, self._session)
+            self._no_input = no_input(self.graph, self._session, self.planner.read)
         return self._no_input
+
+    def _new_session(self) -> SparkSession:
+        """Return a copy of the user's session, with the settings of epochs."""
+        copy = SparkSession(self.spark.sparkContext, self.spark._jsparkSession.cloneSession())
+        set_epoch_config(copy)
+        return copy
 
     def _watch_placement(self, reports: Sequence[Report]) -> None:
         """Spread subtasks out again when they crowd on the executors that survived a loss."""
@@ -337,20 +361,21 @@ class SparkDriver:
 
     def say_goodbye(self) -> None:
         """End the slots on every executor; those that are not reached end by themselves."""
-        if self._laid is not None:
+        if self._started is not None:
             with suppress(Exception):
-                self._laid.result(PIN_PATIENCE_S)
+                self._started.result(START_PATIENCE_S)
         if self._is_cluster:
             # Also where no subtask is any more.
             self._roster.end_all()
         self._end_slots()
-        self.planner.pin.unpersist()
+        if self.planner.pin is not None:
+            self.planner.pin.unpersist()
 
     def _end_slots(self, keep: Collection[str] = (), as_of: Token | None = None) -> None:
         """Look for slots of the run on all machines that have subtasks, and end them."""
         run_id = self.run_id
         end_slots(run_id, keep, as_of)
-        if self._is_cluster:
+        if self.planner.pin is not None:
             self.planner.pin.foreach(lambda _: end_slots(run_id, keep, as_of) and None)
 
 

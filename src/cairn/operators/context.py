@@ -24,5 +24,7 @@ class RowContext(Context, Protocol):
 class ColumnContext(BatchContext, Protocol):
     """The context of a function by the batch."""
 
+    floor_ms: int
+    """The watermark that the epoch before ran with."""
     sides: Mapping[str, Callable[[Any], None]]
     """Side outputs that are read."""

@@ -15,7 +15,6 @@ Always true here:
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +23,7 @@ import pyarrow as pa
 from cairn.functions import BatchContext, BatchProcess, Hooks
 from cairn.operators.aggregates.grouping import Ints, first_rows, number_values
 from cairn.operators.context import ColumnContext
+from cairn.operators.row_order import pack_codes
 from cairn.state import Map, Value
 
 DUPLICATES = "duplicates"
@@ -35,7 +35,7 @@ Bools = npt.NDArray[np.bool_]
 class Distinct(Hooks, BatchProcess):
     """Remembers every key. No row is too late for that."""
 
-    handles_late: ClassVar[bool] = True
+    handles_late: bool = True
     seen = Value("boolean")
 
     def process(self, batch: pa.RecordBatch, ctx: ColumnContext) -> pa.RecordBatch:  # type: ignore[override]
@@ -91,7 +91,7 @@ class DistinctWithin(Hooks, BatchProcess):
     def _near(self, at: Ints, times: Ints, held_at: Ints, held_times: Ints) -> Bools:
         """Mark the rows that are near a time in the state of their key."""
         key_at, all_times = np.concatenate([held_at, at]), np.concatenate([held_times, times])
-        order = np.lexsort((all_times, key_at))
+        order = np.argsort(pack_codes(key_at, [all_times]))
         places = np.arange(len(order))
         is_held = order < len(held_at)
         before = np.maximum.accumulate(np.where(is_held, places, 0))
@@ -103,32 +103,78 @@ class DistinctWithin(Hooks, BatchProcess):
             near[order] |= is_near
         return near[len(held_at) :]
 
-    def _choose(self, rows: Ints, at: Ints, times: Ints) -> list[int]:
-        """Return the rows that pass, of those that are near no stored time, in their order."""
+    def _choose(self, rows: Ints, at: Ints, times: Ints) -> Ints:
+        """Return the rows that pass, of those that are near no stored time."""
         if not len(rows):
-            return []
-        key_at, _ = number_values(pa.array(at[rows]))
-        first = first_rows(key_at, int(key_at.max()) + 1)
-        first_time = times[rows[first]]
-        left = rows[np.abs(times[rows] - first_time[key_at]) >= self._within_us]
-        chosen: list[int] = rows[first].tolist()
-        if not len(left):
-            return chosen
-        # Usually few: keys that pass more than once in this batch.
-        near = {int(at[row]): [int(times[row])] for row in chosen}
+            return rows
+        key_at, count = number_values(pa.array(at[rows]))
+        first = first_rows(key_at, count)
+        first_times = times[rows[first]]
+        is_left = np.abs(times[rows] - first_times[key_at]) >= self._within_us
+        if not is_left.any():
+            return rows[first]
+        is_left[first] = True
+        rows, key_at = rows[is_left], key_at[is_left]
+        order = np.argsort(key_at, kind="stable")
+        rows, key_at = rows[order], key_at[order]
+        is_back = np.zeros(count, np.bool_)
+        steps = np.flatnonzero((np.diff(times[rows]) < 0) & (np.diff(key_at) == 0))
+        is_back[key_at[steps]] = True
+        in_order = ~is_back[key_at]
+        others, rows, key_at = rows[~in_order], rows[in_order], key_at[in_order]
+        chosen = rows[choose_in_order(key_at, times[rows], self._within_us)]
+        return np.concatenate([chosen, self._choose_singly(others, at, times)])
+
+    def _choose_singly(self, rows: Ints, at: Ints, times: Ints) -> Ints:
+        """Do what `_choose` does, for keys whose rows are not in the order of time: these are few.
+
+        Rows that an epoch brings from Spark are in order.
+        """
+        near: dict[int, list[int]] = {}
+        chosen = []
         for row, key, time in zip(
-            left.tolist(), at[left].tolist(), times[left].tolist(), strict=True
+            rows.tolist(), at[rows].tolist(), times[rows].tolist(), strict=True
         ):
-            known = near[key]
+            known = near.setdefault(key, [])
             place = bisect_left(known, time)
-            if any(
-                abs(time - other) < self._within_us
-                for other in known[max(place - 1, 0) : place + 1]
-            ):
-                continue
-            known.insert(place, time)
-            chosen.append(row)
-        return chosen
+            beside = known[max(place - 1, 0) : place + 1]
+            if all(abs(time - other) >= self._within_us for other in beside):
+                known.insert(place, time)
+                chosen.append(row)
+        return np.array(chosen, np.int64)
+
+
+def choose_in_order(key_at: Ints, times: Ints, within_us: int) -> Ints:
+    """Return the first row of each key, the first that is `within_us` after it, and so on.
+
+    Rows are sorted by key and time. Every row has a next one; the rows that are reached from the
+    first ones are found in a number of steps that is logarithmic in the longest way.
+    """
+    end = len(times)
+    distinct, ranks = np.unique(times, return_inverse=True)
+    width = len(distinct) + 1
+    places = key_at * width + ranks
+    # A time that is later than all others has the rank after the last one.
+    is_last = times > np.iinfo(np.int64).max - within_us
+    later = np.searchsorted(distinct, np.where(is_last, times, times + within_us))
+    after = key_at * width + np.where(is_last, len(distinct), later)
+    following = np.empty(end + 1, np.int64)
+    following[:end] = np.searchsorted(places, after)
+    following[end] = end
+    is_same = following[:end] < end
+    is_same[is_same] = key_at[following[:end][is_same]] == key_at[is_same]
+    following[:end][~is_same] = end
+    is_reached = np.zeros(end + 1, np.bool_)
+    is_reached[:end] = np.diff(key_at, prepend=-1) != 0
+    reached = np.flatnonzero(is_reached)
+    while True:
+        more = following[reached]
+        more = more[~is_reached[more] & (more < end)]
+        if not len(more):
+            return reached
+        is_reached[more] = True
+        reached = np.concatenate([reached, more])
+        following = following[following]
 
 
 def _plain(array: pa.Array) -> Ints:

@@ -1,171 +1,48 @@
-"""Interval joins: pairs of rows of two streams with one key and near times.
+"""Joins: pairs of rows of two streams with one key, by the batch.
 
-    left             rows of the left stream that may still find a match, by pane and number
-    left_panes       the number of rows in each pane
-    left_waiting     for outer joins: the number of rows without a match, by the time when it is
-                     certain that they have none
-    left_unmatched   the places of these rows
+    left, right                       rows that may still find a match
+    left_unmatched, right_unmatched   of outer joins, written by earlier versions only
 
-and the same for the right stream. A pane is a stretch of time as long as the join reaches: a row
-reads two panes of the other side, however many rows its key has.
+A row is joined with the rows of the other side that came before it. It is kept until no match can
+come any more: until the watermark has passed the end of `within`, until its `ttl` is over, or for
+ever. A row of an outer join that has found no match by then comes with nulls.
+
+Without event time, time is the epoch's clock; without `within` and `ttl` there is none, and all
+rows have the time 0.
 
 Always true here:
-- a row is kept until the watermark excludes further matches, and no longer;
 - two rows meet once: when the later of them arrives;
-- a waiting row is in `unmatched` until it finds a match or its time is over.
+- a row waits in state until it finds a match or its time is over;
+- null is not equal to anything, so a row with a null in its key is not kept.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
-from cairn.errors import PlanError
-from cairn.functions import Context, Hooks, KeyedProcess
-from cairn.operators.context import RowContext
+from cairn.backends.columnar.name_parts import Ints
+from cairn.backends.columnar.runs import PAIRS_MAX, Bools, Found
+from cairn.backends.timed_rows import TimedRows
+from cairn.functions import EVENT_TIMERS, PROCESSING_TIMERS, BatchContext, BatchProcess, Hooks
+from cairn.operators.aggregates.grouping import first_rows, number_values
+from cairn.operators.join_plan import JoinPlan
 from cairn.operators.window_process import name_states
 from cairn.state import Declaration, Map
-from cairn.types import Row
-from cairn.types.durations import MAX_MS, Duration, duration_ms
+from cairn.types.codec import codec
+from cairn.types.durations import MAX_MS
 
-HOW = ("inner", "left", "right", "full")
+if TYPE_CHECKING:
+    from cairn.backends.handles.rows import RowsHandle
 
-
-@dataclass(frozen=True)
-class JoinPlan:
-    """The condition of a join, and its result."""
-
-    left: pa.Schema
-    right: pa.Schema
-    on: tuple[tuple[str, str], ...]
-    """Pairs of equal columns, left and right."""
-    low_ms: int
-    high_ms: int
-    """Bounds of the right row's time minus the left row's."""
-    how: str
-    suffix: str = "_right"
-
-    @property
-    def left_keys(self) -> tuple[str, ...]:
-        return tuple(left for left, _ in self.on)
-
-    @property
-    def right_keys(self) -> tuple[str, ...]:
-        return tuple(right for _, right in self.on)
-
-    @property
-    def keeps_left(self) -> bool:
-        return self.how in ("left", "full")
-
-    @property
-    def keeps_right(self) -> bool:
-        return self.how in ("right", "full")
-
-    @property
-    def right_rest(self) -> list[str]:
-        """The columns of the right stream that are in the result."""
-        return [name for name in self.right.names if name not in self.right_keys]
-
-    def right_name(self, column: str) -> str:
-        return f"{column}{self.suffix}" if column in self.left.names else column
-
-    def schema(self, key_types: Sequence[pa.DataType]) -> pa.Schema:
-        """Return the schema of the result: all of left, then right without its key columns.
-
-        `key_types` are wide enough for the keys of both. A right row without a match has its
-        key in the columns of left.
-        """
-        fields = []
-        keys = dict(zip(self.left_keys, zip(self.right_keys, key_types, strict=True), strict=True))
-        for field in self.left:
-            if self.keeps_right and field.name in keys:
-                other, type_ = keys[field.name]
-                nullable = field.nullable or self.right.field(other).nullable
-                fields.append(pa.field(field.name, type_, nullable))
-            else:
-                fields.append(field.with_nullable(field.nullable or self.keeps_right))
-        for name in self.right_rest:
-            field, called = self.right.field(name), self.right_name(name)
-            if called in (other.name for other in fields):
-                raise PlanError(
-                    f"join: the result would have two columns {called!r}\n"
-                    "  next: give suffix= another value, or rename a column before the join",
-                    column=called,
-                )
-            nullable = field.nullable or self.keeps_left
-            fields.append(field.with_name(called).with_nullable(nullable))
-        return pa.schema(fields)
-
-
-JoinColumns = str | Sequence[str] | Mapping[str, str]
-"""The key of a join: a column, several, or {left column: right column}."""
-
-
-def join_plan(
-    left: pa.Schema,
-    right: pa.Schema,
-    on: JoinColumns,
-    within: Duration | tuple[Duration, Duration],
-    how: str,
-    suffix: str,
-) -> JoinPlan:
-    """Check the arguments of a join and return its plan."""
-    if how not in HOW:
-        raise PlanError(f"join: how={how!r}\n  expected: one of {', '.join(HOW)}")
-    pairs = _pairs(on)
-    for column, schema, side in (
-        *((column, left, "left") for column, _ in pairs),
-        *((column, right, "right") for _, column in pairs),
-    ):
-        if column not in schema.names:
-            raise PlanError(
-                f"join: the {side} stream has no column {column!r}\n"
-                f"  found: {', '.join(schema.names)}",
-                column=column,
-            )
-    return JoinPlan(left, right, pairs, *_bounds_ms(within), how, suffix)
-
-
-def _pairs(on: JoinColumns) -> tuple[tuple[str, str], ...]:
-    if isinstance(on, str):
-        on = [on]
-    pairs = list(on.items()) if isinstance(on, Mapping) else [(c, c) for c in _list(on)]
-    if not pairs or not all(isinstance(column, str) for pair in pairs for column in pair):
-        raise PlanError(
-            f"join: on={on!r}\n"
-            "  expected: a column, a list of columns, or {left column: right column}"
-        )
-    return tuple(pairs)
-
-
-def _list(on: object) -> list[Any]:
-    return list(on) if isinstance(on, Iterable) else [on]
-
-
-def _bounds_ms(within: Duration | tuple[Duration, Duration]) -> tuple[int, int]:
-    """Return the earliest and the latest time of the right row, relative to the left row's."""
-    if isinstance(within, Duration):
-        span_ms = duration_ms(within, "within of join")
-        return -span_ms, span_ms
-    if not isinstance(within, Sequence) or len(within) != 2:
-        raise PlanError(
-            f"join: within={within!r}\n"
-            "  expected: a span of time such as '10 minutes', or a pair of them such as "
-            "('-5 minutes', '10 minutes'): how much later the right row may be"
-        )
-    low_ms, high_ms = (duration_ms(bound, "within of join", signed=True) for bound in within)
-    if low_ms > high_ms:
-        raise PlanError(
-            f"join: within={within!r} is empty\n"
-            "  next: give the earlier bound first; the right row's time minus the left row's is "
-            "between them"
-        )
-    return low_ms, high_ms
-
+STEP_US = 60_000_000
+"""Length of a pane where `within` does not give one."""
+_INT_MAX = 2**63 - 1
+_INT_MIN = -(2**63)
 
 _PANE = re.compile(r"\bpane_(minus)?\d+_(minus)?\d+\b")
 
@@ -176,137 +53,126 @@ def readable(ddl: str) -> str:
 
 
 class Side:
-    """One of the two streams: its rows of the current key."""
+    """One of the two streams."""
 
-    rows: Map[tuple[int, int], tuple[int, int | None, Row]]
-    panes: Map[int, int]
-    waiting: Map[int, int]
-    unmatched: Map[tuple[int, int], tuple[int, int]]
+    rows: RowsHandle
+    unmatched: Any
 
     def __init__(
-        self, name: str, schema: pa.Schema, low_ms: int, high_ms: int, *, is_kept: bool
+        self,
+        name: str,
+        schema: pa.Schema,
+        low_ms: int | None,
+        high_ms: int | None,
+        *,
+        is_kept: bool,
+        is_timed: bool,
     ) -> None:
         self.name = name
+        self.schema = schema
         self.is_kept = is_kept
         """Rows without a match are in the result."""
-        self.low_us, self.high_us = low_ms * 1000, high_ms * 1000
+        self.low_us = None if low_ms is None else low_ms * 1000
+        self.high_us = None if high_ms is None else high_ms * 1000
         """Bounds of a match's time minus the time of a row here."""
-        self._step_us = max(high_ms - low_ms, 1) * 1000
-        # Panes and timers in state fit one `within` only. It is part of the type, so that state
-        # of another `within` is refused.
-        span = f"{low_ms}_{high_ms}".replace("-", "minus")
-        self._place = pa.struct([(f"pane_{span}", pa.int64()), ("number", pa.int64())])
-        self._row = pa.struct(
-            [("time", pa.int64()), ("waiting", pa.int64()), ("row", pa.struct(list(schema)))]
-        )
+        self._pane, self._step_us = "pane", STEP_US
+        self._is_timed = is_timed
+        if is_timed and low_ms is not None and high_ms is not None:
+            # Panes in state fit one `within` only. It is part of the type, so that state of
+            # another `within` is refused.
+            self._pane += f"_{low_ms}_{high_ms}".replace("-", "minus")
+            self._step_us = max(high_ms - low_ms, 1) * 1000
 
     def states(self) -> dict[str, Declaration]:
-        states: dict[str, Declaration] = {
-            self.name: Map(self._place, self._row),
-            f"{self.name}_panes": Map("bigint", "bigint"),
-        }
-        if self.is_kept:
+        rows = TimedRows(self.schema, step_us=self._step_us, pane=self._pane)
+        states: dict[str, Declaration] = {self.name: rows}
+        if self.is_kept and self._is_timed:
             at = pa.struct([("at", pa.int64()), ("number", pa.int64())])
-            states[f"{self.name}_waiting"] = Map("bigint", "bigint")
-            states[f"{self.name}_unmatched"] = Map(at, self._place)
+            states[f"{self.name}_unmatched"] = Map(at, rows.entry_type)
         return name_states(states)
 
-    def bind(self, function: IntervalJoin) -> None:
+    def bind(self, function: Join) -> None:
         """Use the state handles of the function."""
         self.rows = getattr(function, self.name)
-        self.panes = getattr(function, f"{self.name}_panes")
-        if self.is_kept:
-            self.waiting = getattr(function, f"{self.name}_waiting")
-            self.unmatched = getattr(function, f"{self.name}_unmatched")
+        self.unmatched = getattr(function, f"{self.name}_unmatched", None)
 
-    def match(self, low_us: int, high_us: int) -> list[Row]:
-        """Return the rows of these times, which now have a match."""
-        step, rows = self._step_us, self.rows
-        found = []
-        for pane in range(low_us - low_us % step, high_us + 1, step):
-            if pane not in self.panes:
-                continue
-            for number in range(self.panes[pane]):
-                time_us, waiting, row = rows[(pane, number)]
-                if low_us <= time_us <= high_us:
-                    found.append(row)
-                    if waiting is not None:
-                        self.unmatched.pop((self._over_ms(time_us), waiting), None)
-        return found
+    def match(self, keys: pa.Array, times: Ints) -> Iterator[Found]:
+        """Yield the rows here that match rows of the other side: `at` is the index of those."""
+        # The bounds are about a match's time minus the time of a row here.
+        low = _shift(times, None if self.high_us is None else -self.high_us, _INT_MIN)
+        high = _shift(times, None if self.low_us is None else -self.low_us, _INT_MAX)
+        return self.rows.match(keys, low, high)
 
-    def keep(self, time_us: int, row: Row, ctx: RowContext, *, is_matched: bool) -> None:
-        """Store a row for later matches."""
-        pane = time_us - time_us % self._step_us
-        number = self.panes.get(pane, 0)
-        if not number:
-            ctx.timers.event(self._removal_ms(pane))
-        self.panes[pane] = number + 1
-        waiting = None
-        if self.is_kept and not is_matched:
-            at_ms = self._over_ms(time_us)
-            waiting = self.waiting.get(at_ms, 0)
-            if not waiting:
-                ctx.timers.event(at_ms)
-            self.waiting[at_ms] = waiting + 1
-            self.unmatched[(at_ms, waiting)] = (pane, number)
-        self.rows[(pane, number)] = (time_us, waiting, row)
+    def over(self, until_us: int) -> Found:
+        """Return the rows whose matches would all be of before a time."""
+        assert self.high_us is not None
+        return self.rows.before(max(_INT_MIN, min(until_us - self.high_us, _INT_MAX)))
 
-    def take_unmatched(self, time_ms: int) -> list[Row]:
-        """Return the rows that certainly have no match, as of this time."""
-        if not self.is_kept:
-            return []
-        places = (
-            self.unmatched.pop((time_ms, number), None)
-            for number in range(self.waiting.pop(time_ms, 0))
+    def over_ms(self) -> int | None:
+        """Return the time, in milliseconds, at which the next row is over."""
+        first = None if self.high_us is None else self.rows.first_time()
+        if first is None or self.high_us is None:
+            return None
+        return max(-MAX_MS, min((first + self.high_us) // 1000 + 1, MAX_MS))
+
+    def convert_old(self) -> None:
+        """Take the rows that wait from the state in which earlier versions listed them."""
+        if self.unmatched is None:
+            return
+        keys, entries, places = self.unmatched.between(None, None)
+        if not len(keys):
+            return
+        listed = zip(
+            codec(keys.type).decode_keys(keys), codec(places.type).decode_keys(places), strict=True
         )
-        return [self.rows[place][2] for place in places if place is not None]
-
-    def remove(self, time_ms: int) -> None:
-        """Remove the panes whose rows can have no further match."""
-        if -MAX_MS < time_ms < MAX_MS:  # At most one, and its place is known.
-            gone = [time_ms * 1000 - self.high_us - self._step_us]
-        else:
-            gone = [pane for pane in self.panes if self._removal_ms(pane) == time_ms]
-        for pane in gone:
-            for number in range(self.panes.pop(pane, 0)):
-                del self.rows[(pane, number)]
-
-    def is_over(self, time_us: int, late_ms: int | None) -> bool:
-        """True if every match of a row of this time would be late."""
-        return late_ms is not None and time_us + self.high_us < late_ms * 1000
-
-    def _over_ms(self, time_us: int) -> int:
-        """Return the watermark from which on `is_over` holds."""
-        return _in_calendar((time_us + self.high_us) // 1000 + 1)
-
-    def _removal_ms(self, pane: int) -> int:
-        return _in_calendar((pane + self._step_us + self.high_us) // 1000)
+        waiting = {(key, tuple(place)) for key, place in listed}
+        self.unmatched.put_many(keys, entries, pa.nulls(len(keys), places.type))
+        some = keys.take(pa.array(first_rows(*number_values(keys))))
+        every = np.full(len(some), _INT_MIN), np.full(len(some), _INT_MAX)
+        for found in self.rows.match(some, *every):
+            owners = codec(keys.type).decode_keys(some.take(pa.array(found.at)))
+            names = zip(owners, self.rows.places(found), strict=True)
+            waits = np.fromiter((name in waiting for name in names), np.bool_, len(found))
+            self.rows.set_waiting(found.pick(np.flatnonzero(waits)), waits=True)
 
 
-def _in_calendar(time_ms: int) -> int:
-    return max(-MAX_MS, min(time_ms, MAX_MS))
+def _shift(times: Ints, by_us: int | None, without: int) -> Ints:
+    """Return later times, as far as integers go; `without` bounds none."""
+    if by_us is None:
+        return np.full(len(times), without, np.int64)
+    if by_us >= 0:
+        return np.minimum(times, _INT_MAX - by_us) + by_us
+    return np.maximum(times, _INT_MIN - by_us) + by_us
 
 
-class IntervalJoin(Hooks, KeyedProcess[Row]):
+class Join(Hooks, BatchProcess):
     """Joins two connected streams, `left` and `right`."""
 
-    forgets = True
-    reads_row_times = True
+    wants_order = False
+    retired_states = frozenset(
+        {
+            "left_panes",
+            "left_waiting",
+            "right_panes",
+            "right_waiting",
+            EVENT_TIMERS,
+            PROCESSING_TIMERS,
+        }
+    )
 
     def __init__(self, plan: JoinPlan) -> None:
         self.plan = plan
+        self._by_event = plan.clock == "event"
+        self.forgets = self._by_event
+        self.ignores_time = not self._by_event
         low, high = plan.low_ms, plan.high_ms
-        self._left = Side("left", plan.left, low, high, is_kept=plan.keeps_left)
-        self._right = Side("right", plan.right, -high, -low, is_kept=plan.keeps_right)
-        self._rest = [plan.right.names.index(name) for name in plan.right_rest]
-        self._no_right = (None,) * len(self._rest)
-        right_key = dict(plan.on)
-        self._key_at = [
-            plan.right.names.index(right_key[name]) if name in right_key else None
-            for name in plan.left.names
-        ]
-        """For each column of left: the index of its value in an unmatched right row."""
-        self._has_one_key = len(plan.on) == 1
+        back = None if high is None else -high, None if low is None else -low
+        timed = self._by_event
+        self._left = Side("left", plan.left, low, high, is_kept=plan.keeps_left, is_timed=timed)
+        self._right = Side("right", plan.right, *back, is_kept=plan.keeps_right, is_timed=timed)
+        if not self._by_event:
+            # A row may come any time after the one it is joined with.
+            self.result_time = ""
 
     def set_times(self, left: tuple[str, int], right: tuple[str, int]) -> None:
         """Set the event time of the result from the time column, and its shift, of each stream.
@@ -316,6 +182,7 @@ class IntervalJoin(Hooks, KeyedProcess[Row]):
         that far behind the watermark.
         """
         plan = self.plan
+        assert plan.high_ms is not None and plan.low_ms is not None, "joins by event time"
         after_left_ms, after_right_ms = max(plan.high_ms, 0), max(-plan.low_ms, 0)
         if plan.how == "full":
             self.result_time = ""
@@ -332,49 +199,137 @@ class IntervalJoin(Hooks, KeyedProcess[Row]):
     def declare_state(self) -> dict[str, Declaration]:
         return self._left.states() | self._right.states()
 
-    def open(self, ctx: Context) -> None:
+    def open(self, ctx: Any) -> None:
         self._left.bind(self)
         self._right.bind(self)
 
-    def on_left(self, row: Row, ctx: RowContext) -> Any:
-        found = self._match(self._left, self._right, row, ctx)
-        if found is None:
-            return self._left_alone(row)
-        return [self._pair(row, other) for other in found] if found else None
+    def begin_epoch(self, ctx: BatchContext) -> None:
+        self._left.convert_old()
+        self._right.convert_old()
 
-    def on_right(self, row: Row, ctx: RowContext) -> Any:
-        found = self._match(self._right, self._left, row, ctx)
-        if found is None:
-            return self._right_alone(row)
-        return [self._pair(other, row) for other in found] if found else None
+    # Rows
 
-    def _match(self, side: Side, others: Side, row: Row, ctx: RowContext) -> list[Row] | None:
-        """Return the matches of a new row; None if it is in the result without a match."""
-        assert ctx.row_times_us is not None
-        time_us = next(ctx.row_times_us)
-        # Null is not equal to anything.
-        if ctx.key is None or (not self._has_one_key and None in ctx.key):
-            return None if side.is_kept else []
-        found = others.match(time_us + side.low_us, time_us + side.high_us)
-        if not side.is_over(time_us, ctx.late_ms):
-            side.keep(time_us, row, ctx, is_matched=bool(found))
-        elif not found and side.is_kept:
+    def on_left(self, batch: pa.RecordBatch, ctx: BatchContext) -> Iterator[pa.RecordBatch]:
+        return self._take(self._left, self._right, batch, ctx)
+
+    def on_right(self, batch: pa.RecordBatch, ctx: BatchContext) -> Iterator[pa.RecordBatch]:
+        return self._take(self._right, self._left, batch, ctx)
+
+    def _take(
+        self, side: Side, others: Side, batch: pa.RecordBatch, ctx: BatchContext
+    ) -> Iterator[pa.RecordBatch]:
+        keys, times = ctx.keys, self._times(batch, ctx)
+        rows = fit_rows(batch, side.schema)
+        is_null = null_keys(keys, len(self.plan.on))
+        if is_null is not None:
+            if side.is_kept:
+                yield self._alone(side, rows.filter(pa.array(is_null)))
+            has_key = pa.array(~is_null)
+            keys, times, rows = keys.filter(has_key), times[~is_null], rows.filter(has_key)
+        is_matched = np.zeros(len(times), np.bool_)
+        for found in others.match(keys, times):
+            if others.is_kept:
+                others.rows.set_waiting(found, waits=False)
+            is_matched[found.at] = True
+            mine = rows.take(pa.array(found.at))
+            theirs = found.rows(others.rows.row_type)
+            yield self._pair(mine, theirs) if side is self._left else self._pair(theirs, mine)
+        waiting = ~is_matched if side.is_kept else np.zeros(len(times), np.bool_)
+        side.rows.append(keys, times, rows, waiting)
+
+    def _times(self, batch: pa.RecordBatch, ctx: BatchContext) -> Ints:
+        if self._by_event:
+            assert ctx.times_us is not None
+            times: Ints = ctx.times_us.to_numpy(zero_copy_only=False)
+            return times
+        now_us = 0 if self.plan.high_ms is None else ctx.now_ms * 1000
+        return np.full(batch.num_rows, now_us, np.int64)
+
+    # Rows whose time is over
+
+    def end_epoch(self, ctx: BatchContext) -> Iterator[pa.RecordBatch]:
+        until_us = self._until_us(ctx)
+        if until_us is not None:
+            for side in (self._left, self._right):
+                yield from self._clear(side, until_us)
+
+    def _clear(self, side: Side, until_us: int) -> Iterator[pa.RecordBatch]:
+        found = side.over(until_us)
+        if side.is_kept:
+            waiting = side.rows.in_order(found.pick(np.flatnonzero(found.waiting)))
+            for start in range(0, len(waiting), PAIRS_MAX):
+                some = waiting.pick(np.arange(start, min(start + PAIRS_MAX, len(waiting))))
+                yield self._alone(side, some.rows(side.rows.row_type))
+        side.rows.remove(found)
+
+    def _until_us(self, ctx: BatchContext) -> int | None:
+        """Return the time before which nothing comes any more; None if that is not known."""
+        if self.plan.high_ms is None:
             return None
-        return found
+        if ctx.watermark_ms == MAX_MS:
+            # The job is drained: time has ended.
+            return 2 * _INT_MAX
+        if self._by_event:
+            return None if ctx.watermark_ms is None else ctx.watermark_ms * 1000
+        return ctx.now_ms * 1000
 
-    def on_timer(self, time_ms: int, ctx: Context) -> Any:
-        alone = [self._left_alone(row) for row in self._left.take_unmatched(time_ms)]
-        alone += [self._right_alone(row) for row in self._right.take_unmatched(time_ms)]
-        self._left.remove(time_ms)
-        self._right.remove(time_ms)
-        return alone or None
+    def next_timer(self, ctx: BatchContext) -> tuple[int | None, int | None]:
+        times = [side.over_ms() for side in (self._left, self._right)]
+        first_ms = min((time for time in times if time is not None), default=None)
+        return (first_ms, None) if self._by_event else (None, first_ms)
 
-    def _pair(self, left: Row, right: Row) -> Row:
-        return (*left, *[right[at] for at in self._rest])
+    # Results
 
-    def _left_alone(self, left: Row) -> Row:
-        return (*left, *self._no_right)
+    def _pair(self, left: pa.StructArray, right: pa.StructArray) -> pa.RecordBatch:
+        return pair_rows(self.plan, left, right)
 
-    def _right_alone(self, right: Row) -> Row:
-        keys = [None if at is None else right[at] for at in self._key_at]
-        return (*keys, *[right[at] for at in self._rest])
+    def _alone(self, side: Side, rows: pa.StructArray) -> pa.RecordBatch:
+        if side is self._left:
+            return left_alone(self.plan, rows)
+        return right_alone(self.plan, rows)
+
+
+def fit_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.StructArray:
+    """Return rows in the declared types. Spark's have the time zone of its session."""
+    columns = [
+        column if column.type == field.type else column.cast(field.type)
+        for column, field in zip(batch.columns, schema, strict=True)
+    ]
+    return pa.StructArray.from_arrays(columns, fields=list(schema))
+
+
+def null_keys(keys: pa.Array, column_count: int) -> Bools | None:
+    """Mark keys with a null, in any of their columns; None if all keys are without."""
+    columns = keys.flatten() if column_count > 1 else [keys]
+    found: Bools | None = None
+    for column in columns:
+        if column.null_count:
+            is_null = column.is_null().to_numpy(zero_copy_only=False)
+            found = is_null if found is None else found | is_null
+    return found
+
+
+def pair_rows(plan: JoinPlan, left: pa.StructArray, right: pa.StructArray) -> pa.RecordBatch:
+    """Return pairs as rows of the result."""
+    columns = dict(zip(plan.left.names, left.flatten(), strict=True))
+    columns |= {plan.right_name(name): right.field(name) for name in plan.right_rest}
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def left_alone(plan: JoinPlan, rows: pa.StructArray) -> pa.RecordBatch:
+    columns = dict(zip(plan.left.names, rows.flatten(), strict=True))
+    for name in plan.right_rest:
+        columns[plan.right_name(name)] = pa.nulls(len(rows), plan.right.field(name).type)
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def right_alone(plan: JoinPlan, rows: pa.StructArray) -> pa.RecordBatch:
+    right_key = dict(plan.on)
+    columns = {
+        name: rows.field(right_key[name])
+        if name in right_key
+        else pa.nulls(len(rows), plan.left.field(name).type)
+        for name in plan.left.names
+    }
+    columns |= {plan.right_name(name): rows.field(name) for name in plan.right_rest}
+    return pa.RecordBatch.from_pydict(columns)

@@ -17,7 +17,7 @@ class RowFunction(Hooks, Process[Any]):
     """Calls a function of one argument, the row."""
 
     called: ClassVar[str]
-    ignores_time: ClassVar[bool] = True
+    ignores_time: bool = True
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self.function = function

@@ -5,8 +5,8 @@
                pane and its number there
     panes      the number of rows in each pane
 
-A pane is a stretch of time: a tumbling window, a slide, a gap. So the rows of a window are
-found without reading those of others.
+A pane is a stretch of time: a tumbling window, a slide, a gap; of count windows it is a run of
+rows. So the rows of a window are found without reading those of others.
 
 Always true here:
 - rows are stored in their type, never pickled;
@@ -31,12 +31,11 @@ from cairn.operators.window_process import (
     WindowPlan,
     WindowProcess,
     name_states,
-    window_times,
 )
 from cairn.state import Declaration, Map
 from cairn.types import Row, SchemaLike, parse_schema
 from cairn.user_code import check_arguments
-from cairn.windows import Bounds, Session, Sliding
+from cairn.windows import Bounds, Count, Session, Sliding
 
 WINDOW_COLUMNS = ("window_start", "window_end")
 
@@ -117,6 +116,8 @@ class WindowApply(WindowProcess):
         """From one pane to the next; 0 if a window has one pane."""
         if isinstance(spec, Sliding):
             self._step_us = spec.slide_ms * 1000
+        elif isinstance(spec, Count):
+            self._step_us = min(spec.every, spec.size)
         elif isinstance(spec, Session):
             # Rows of two sessions are further apart than the gap.
             self._step_us = spec.gap_ms * 1000
@@ -153,7 +154,7 @@ class WindowApply(WindowProcess):
         # Rows of one time are in one pane, and stay in the order they came in.
         timed.sort(key=itemgetter(0))
         rows = [row for time_us, row in timed if start <= time_us < end]
-        result = self.function.process(ctx.key, Window(*window_times(bounds)), rows, ctx)
+        result = self.function.process(ctx.key, Window(*self.times_of(bounds)), rows, ctx)
         prefix = self.prefix(bounds, ctx)
         return [self._with_prefix(prefix, row) for row in _as_rows(result)]
 

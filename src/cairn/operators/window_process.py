@@ -28,10 +28,10 @@ import pyarrow as pa
 from cairn.errors import PlanError
 from cairn.functions import LATE, Context, Hooks, KeyedProcess
 from cairn.operators.context import RowContext
-from cairn.state import Declaration, Map
+from cairn.state import Declaration, Map, Value
 from cairn.types import Row
 from cairn.types.durations import MAX_MS
-from cairn.windows import FOREVER, Bounds, Global, Session, WindowSpec, complete_ms
+from cairn.windows import FOREVER, Bounds, Count, Global, Session, WindowSpec, complete_ms
 
 Content = tuple[Any, ...]
 """The state that a function keeps for a window."""
@@ -55,6 +55,12 @@ class WindowPlan:
         return self.windows.time == "event" and not isinstance(self.windows, Global)
 
     def __post_init__(self) -> None:
+        is_early = self.early_rows is not None or self.early_ms is not None
+        if isinstance(self.windows, Count) and (is_early or self.allowed_lateness_ms):
+            raise PlanError(
+                "windows of a number of rows emit when they are full, and no row is late for them\n"
+                "  next: leave early_every_rows, early_every and allowed_lateness out"
+            )
         if self.allowed_lateness_ms and self.windows.time == "processing":
             raise PlanError(
                 "allowed_lateness of windows by processing time: no row is late there\n"
@@ -71,21 +77,24 @@ class WindowPlan:
 class WindowProcess(Hooks, KeyedProcess[Row]):
     """The part that all functions of windows share."""
 
-    handles_late: ClassVar[bool] = True
+    handles_late: bool = True
     reads_row_times: ClassVar[bool] = True
     windows: Map[int, Any]
     """End of a window -> (start, rows since the last result, fired, early_at, *content)."""
+    counted: Value[int]
+    """Rows of the key so far, for windows of a number of rows."""
 
     def __init__(self, plan: WindowPlan, schema: pa.Schema, keys: Sequence[str]) -> None:
         self.plan = plan
         self.rows_type = pa.struct(list(schema))
         self.key_count = len(keys)
-        self.result_time = None if isinstance(plan.windows, Global) else "window_end"
+        self.result_time = None if isinstance(plan.windows, Global | Count) else "window_end"
         # A session emits after its end, and never what is older than the watermark was before.
         self.result_shift_us = 0 if isinstance(plan.windows, Session) else -1
         self._spec = plan.windows
         self._is_session = isinstance(plan.windows, Session)
         self._is_global = isinstance(plan.windows, Global)
+        self._is_counted = isinstance(plan.windows, Count)
         self._is_aligned = not self._is_session and not self._is_global
         # The global window ends with the job, by either clock.
         self._by_event = plan.windows.time == "event" and not self._is_global
@@ -100,7 +109,10 @@ class WindowProcess(Hooks, KeyedProcess[Row]):
             pa.field("early_at", pa.int64()),
             *self.content_fields(),
         ]
-        return name_states({"windows": Map("bigint", pa.struct(fields))})
+        states: dict[str, Declaration] = {"windows": Map("bigint", pa.struct(fields))}
+        if self._is_counted:
+            states["counted"] = Value("bigint", default=0)
+        return name_states(states)
 
     # The content of a window
 
@@ -129,6 +141,8 @@ class WindowProcess(Hooks, KeyedProcess[Row]):
     # Rows
 
     def process(self, row: Row, ctx: RowContext) -> Any:  # type: ignore[override]
+        if self._is_counted:
+            return self._count(row, ctx)
         time_us: int = ctx.now_ms * 1000
         if ctx.row_times_us is not None:
             event_us = next(ctx.row_times_us)
@@ -154,6 +168,29 @@ class WindowProcess(Hooks, KeyedProcess[Row]):
         for start, end in bounds:
             if self._add(start, end, row, ctx):
                 results += self._emit(end, ctx)
+        return results or None
+
+    def _count(self, row: Row, ctx: RowContext) -> Any:
+        """Add a row to its count windows; those that it fills emit, and are gone."""
+        number = self.counted.get()
+        self.counted.set(number + 1)
+        bounds = self._spec.assign(number)
+        if bounds:
+            self.take(row, number, bounds[-1])
+        results: list[Row] = []
+        for start, end in bounds:
+            known = self.windows.get(end)
+            held = self.first(row)
+            if known is not None:
+                held = self.merge(tuple(known[4:]), held)
+            if number + 1 < end:
+                if held or known is None:
+                    self.windows[end] = (start, 0, False, None, *held)
+                continue
+            results += self.results((start, end), held, ctx)
+            if known is not None:
+                del self.windows[end]
+            self.remove_rows((start, end))
         return results or None
 
     def _add(self, start: int, end: int, row: Row, ctx: RowContext) -> bool:
@@ -311,7 +348,11 @@ class WindowProcess(Hooks, KeyedProcess[Row]):
     def prefix(self, bounds: Bounds, ctx: RowContext) -> Row:
         """Return the first columns of every result: key, start, end."""
         key = (ctx.key,) if self.key_count == 1 else ctx.key
-        return (*key, *window_times(bounds))
+        return (*key, *self.times_of(bounds))
+
+    def times_of(self, bounds: Bounds) -> tuple[dt.datetime | None, dt.datetime | None]:
+        """Return start and end of a window; None where it has none."""
+        return (None, None) if self._is_counted else window_times(bounds)
 
 
 def name_states(states: dict[str, Declaration]) -> dict[str, Declaration]:

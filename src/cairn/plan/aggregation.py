@@ -5,14 +5,23 @@ Types are Spark's own: it is asked by planning the expressions on no rows.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypedDict
 
 import pyarrow as pa
 
 from cairn.errors import PlanError
-from cairn.operators.aggregates.accumulate import Accumulators, Aggregate, make_aggregate
+from cairn.operators.aggregates.accumulate import (
+    Accumulators,
+    Aggregate,
+    make_aggregate,
+    net_rows,
+)
 from cairn.operators.aggregates.assign import pane_us
+from cairn.operators.aggregates.counted import CountAggregate
+from cairn.operators.aggregates.emission import CHANGE, has_changes
 from cairn.operators.aggregates.parse import Call, parse_calls
 from cairn.operators.aggregates.partial import Partials, make_partials
 from cairn.operators.aggregates.running import Aggregation, RunningAggregate
@@ -28,7 +37,17 @@ from cairn.plan.graph import (
     unite_times,
 )
 from cairn.plan.sql import quote, time_sql
-from cairn.windows import Session, Sliding, Tumbling
+from cairn.windows import Count, Session, Sliding, Tumbling
+
+
+@dataclass(frozen=True)
+class Output:
+    """The form and the times of what an aggregation emits."""
+
+    changes: bool = False
+    """Pairs of the result before and the result after."""
+    every_ms: int | None = None
+    """For a running one: the time between two results of a key; None: one per epoch."""
 
 
 def aggregation(
@@ -38,6 +57,7 @@ def aggregation(
     keys: Sequence[str],
     asked: Mapping[str, str],
     plan: WindowPlan | None,
+    output: Output,
     *,
     carries_rows: bool = False,
 ) -> tuple[Aggregation, Partials]:
@@ -48,14 +68,76 @@ def aggregation(
     schema = unite_schemas([port_schema(nodes, port) for port in ports])
     order = _order(nodes, ports, schema)
     taken = [*keys] if plan is None else [*keys, *WINDOW_COLUMNS]
-    calls = parse_calls(asked, taken)
-    found = [_find_types(spark, schema, call, is_timed=order is not None) for call in calls]
-    checks_overflow = spark.conf.get("spark.sql.ansi.enabled") == "true"
-    if plan is None:
-        return _aggregate_all(schema, keys, found, order, checks_overflow=checks_overflow)
-    return _aggregate_windows(
-        schema, keys, found, order, plan, carries_rows=carries_rows, checks_overflow=checks_overflow
+    calls = parse_calls(asked, [*taken, CHANGE] if output.changes else taken)
+    takes_back = has_changes(schema)
+    if takes_back and CHANGE in keys:
+        raise PlanError(
+            f"key_by({CHANGE!r}): the column marks rows that are taken back\n"
+            "  next: use another key, or rename the column first to count changes"
+        )
+    found = [
+        _find_types(spark, schema, call, is_timed=order is not None, takes_back=takes_back)
+        for call in calls
+    ]
+    if takes_back:
+        found.insert(0, net_rows())
+    make = functools.partial(
+        make_partials,
+        schema,
+        keys,
+        found,
+        order=order,
+        checks_overflow=spark.conf.get("spark.sql.ansi.enabled") == "true",
+        change=CHANGE if takes_back else None,
     )
+    results = [aggregate.field for aggregate in found][int(takes_back) :]
+    columns = [schema.field(key) for key in keys]
+    accumulators = Accumulators(found)
+    if plan is None:
+        partials = make()
+        made = pa.schema([*columns, *results])
+        running = RunningAggregate(
+            accumulators, partials.layout, made, changes=output.changes, every_ms=output.every_ms
+        )
+        return running, partials
+    partials = make(carries_rows=carries_rows, **_window_columns(plan, order))
+    bounds = [pa.field(name, pa.timestamp("us", "UTC")) for name in WINDOW_COLUMNS]
+    made = pa.schema([*columns, *bounds, *results])
+    if isinstance(plan.windows, Count):
+        if takes_back or output.changes:
+            raise PlanError(
+                "windows of a number of rows neither read nor emit changes: a row that is taken "
+                "back has no place among those counted\n"
+                "  next: use windows of time, or a running aggregate"
+            )
+        return CountAggregate(plan.windows, accumulators, partials.layout, made), partials
+    windows = WindowAggregate(plan, accumulators, partials.layout, made, changes=output.changes)
+    return windows, partials
+
+
+class _WindowColumns(TypedDict):
+    time: str | None
+    pane: str | None
+    may_group: bool
+
+
+def _window_columns(plan: WindowPlan, order: str | None) -> _WindowColumns:
+    """The times that partials of windows have, as SQL, and whether they can be grouped ahead."""
+    spec = plan.windows
+    time = None if order is None else f"timestamp_micros({order})"
+    if isinstance(spec, Count):
+        # Rows are counted one by one, in the order of their time.
+        return {"time": time, "pane": None, "may_group": False}
+    if not plan.has_late_rows or order is None:
+        return {"time": None, "pane": None, "may_group": True}
+    pane = None
+    may_group = not isinstance(spec, Session)
+    if isinstance(spec, Tumbling | Sliding):
+        length = pane_us(spec)
+        may_group = length is not None
+        offset = spec.offset_ms * 1000
+        pane = f"timestamp_micros({order} - pmod({order} - {offset}L, {length}L))"
+    return {"time": time, "pane": pane, "may_group": may_group}
 
 
 def partial_node(name: str, ports: tuple[Port, ...], uid: str, partials: Partials) -> PartialNode:
@@ -73,66 +155,27 @@ def _order(nodes: dict[str, Node], ports: Sequence[Port], schema: pa.Schema) -> 
     return f"({sql} + ({time.shift_us}))" if time.shift_us else sql
 
 
-def _find_types(spark: Any, schema: pa.Schema, call: Call, *, is_timed: bool) -> Aggregate:
-    from cairn.plan.dataframe import plan_schema
+def _find_types(
+    spark: Any, schema: pa.Schema, call: Call, *, is_timed: bool, takes_back: bool
+) -> Aggregate:
+    from cairn.plan.frames import plan_schema
 
     argument = "1" if call.argument is None else call.argument
+    arguments = [f"({argument}) AS x"]
+    if call.by is not None:
+        arguments.append(f"({call.by}) AS by")
     try:
-        given = plan_schema(spark, schema, lambda df: df.selectExpr(f"({argument}) AS x"))
+        given = plan_schema(spark, schema, lambda df: df.selectExpr(*arguments))
         result = plan_schema(spark, schema, lambda df: df.selectExpr(f"{call.sql} AS x"))
     except PlanError as error:
         raise PlanError(
             f"aggregate {call.name!r}, {call.sql}: {error}", column=call.name
         ) from error
-    return make_aggregate(call, given.field("x").type, result.field("x").type, is_timed=is_timed)
-
-
-def _aggregate_all(
-    schema: pa.Schema,
-    keys: Sequence[str],
-    aggregates: Sequence[Aggregate],
-    order: str | None,
-    *,
-    checks_overflow: bool,
-) -> tuple[Aggregation, Partials]:
-    partials = make_partials(schema, keys, aggregates, order=order, checks_overflow=checks_overflow)
-    result = pa.schema([*(schema.field(key) for key in keys), *(a.field for a in aggregates)])
-    return RunningAggregate(Accumulators(aggregates), partials.layout, result), partials
-
-
-def _aggregate_windows(
-    schema: pa.Schema,
-    keys: Sequence[str],
-    aggregates: Sequence[Aggregate],
-    order: str | None,
-    plan: WindowPlan,
-    *,
-    carries_rows: bool,
-    checks_overflow: bool,
-) -> tuple[Aggregation, Partials]:
-    spec = plan.windows
-    time = pane = None
-    may_group = True
-    if plan.has_late_rows and order is not None:
-        time = f"timestamp_micros({order})"
-        may_group = not isinstance(spec, Session)
-        if isinstance(spec, Tumbling | Sliding):
-            length = pane_us(spec)
-            may_group = length is not None
-            offset = spec.offset_ms * 1000
-            pane = f"timestamp_micros({order} - pmod({order} - {offset}L, {length}L))"
-    partials = make_partials(
-        schema,
-        keys,
-        aggregates,
-        order=order,
-        time=time,
-        pane=pane,
-        carries_rows=carries_rows,
-        may_group=may_group,
-        checks_overflow=checks_overflow,
+    return make_aggregate(
+        call,
+        given.field("x").type,
+        result.field("x").type,
+        is_timed=is_timed,
+        by_type=None if call.by is None else given.field("by").type,
+        takes_back=takes_back,
     )
-    bounds = [pa.field(name, pa.timestamp("us", "UTC")) for name in WINDOW_COLUMNS]
-    fields = [*(schema.field(key) for key in keys), *bounds, *(a.field for a in aggregates)]
-    made = WindowAggregate(plan, Accumulators(aggregates), partials.layout, pa.schema(fields))
-    return made, partials

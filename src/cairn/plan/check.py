@@ -174,8 +174,6 @@ def check_function(function: Any, uid: str, kind: type[Function] | None = None) 
             f"  next: run it with {_HOW_TO_RUN[known]}"
         )
     if isinstance(function, BatchProcess):
-        if type(function).process is BatchProcess.process:
-            raise PlanError(f"operator {uid!r}: {found} has no process(batch, ctx)")
         _check_batch_state(function, uid)
     _check_methods(function, uid, known)
     for declaration in find_states(function).values():
@@ -197,7 +195,7 @@ def check_function(function: Any, uid: str, kind: type[Function] | None = None) 
 
 _METHODS = (
     "open", "process", "process_broadcast", "on_timer", "on_timer_failed", "begin_epoch",
-    "end_epoch", "next_timer", "on_epoch_committed", "close",
+    "end_epoch", "next_timer", "on_epoch_end", "on_epoch_committed", "close",
 )  # fmt: skip
 
 
@@ -230,21 +228,26 @@ def check_handlers(
     """The methods that a function must have for what comes in."""
     found = type(function).__name__
     expected = [f"on_{name}" for name in inputs]
-    if not inputs and isinstance(function, KeyedProcess | Process):
-        base = KeyedProcess if isinstance(function, KeyedProcess) else Process
-        if getattr(type(function), "process", None) is base.process:
-            raise PlanError(f"operator {uid!r}: {found} has no process(row, ctx)")
+    base = next(kind for kind in _HOW_TO_RUN if isinstance(function, kind))
+    rows = "batch" if base is BatchProcess else "row"
+    if not inputs and getattr(type(function), "process", None) is getattr(base, "process", None):
+        raise PlanError(f"operator {uid!r}: {found} has no process({rows}, ctx)")
     missing = [name for name in expected if not callable(getattr(function, name, None))]
     for name in expected:
         if name not in missing:
             what = f"operator {uid!r}: {found}.{name}"
-            check_arguments(getattr(function, name), what, "row", "ctx")
+            check_arguments(getattr(function, name), what, rows, "ctx")
+    if has_broadcast and base is BatchProcess:
+        raise PlanError(
+            f"operator {uid!r}: {found} is a BatchProcess, which takes no broadcast\n"
+            "  next: use a KeyedProcess with .broadcast(...).process(...)"
+        )
     own = getattr(type(function), "process_broadcast", None)
     if has_broadcast and own in _NO_BROADCAST:
         missing.append("process_broadcast")
     if missing:
         raise PlanError(
-            f"operator {uid!r}: {found} has no {missing[0]}(row, ctx)\n"
+            f"operator {uid!r}: {found} has no {missing[0]}({rows}, ctx)\n"
             f"  found inputs: {', '.join([*inputs, *(['a broadcast'] if has_broadcast else [])])}\n"
             f"  next: give {found} a method for each of them"
         )

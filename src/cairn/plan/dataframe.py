@@ -1,7 +1,7 @@
 """From the graph to Spark: one DataFrame per epoch, a chain of levels, one action.
 
-    rows of the epoch -> lane, group, subtask, a struct per lane
-      -> repartitionById(subtask) -> joined to the pin table -> mapInArrow(forward)
+    rows of the epoch -> group, time, the row's columns, in a lane if there are several
+      -> repartitionById(subtask) -> mapInArrow(forward)
       -> the next level ... -> acknowledgements
 
 Rows that go different ways travel in one envelope through one shuffle, so the plan
@@ -9,15 +9,16 @@ is a chain and no operator runs twice because two branches pull on it. Only a
 `.transform` makes a branch; the rows it branches from go through a shuffle first, and
 all branches read the files of that one.
 
-The pin table has one row per subtask, persisted. Joining the epoch's rows to it zips
-shuffled partition i with cached partition i, so Spark prefers the executor that
-holds it: subtask i stays where its slot is.
+With several executors, shuffled rows are joined to the pin table: one row per subtask, persisted.
+The join zips shuffled partition i with cached partition i, so Spark prefers the executor that
+holds it: subtask i stays where its slot is. One executor needs no pin table.
 
 Always true here:
 - the key group of a row is computed by Spark SQL, and `keygroups` computes the same in Python;
 - rows that several branches read were computed once: where Spark computes a part again and
   gets other rows, it runs all stages again that have read it;
-- every subtask gets at least one row, the pin's, so each one runs in every epoch;
+- partition i of a level is subtask i, and each one runs in every epoch, even without a row: no
+  rule of Spark removes, joins or splits the partitions of a shuffle by number (see EPOCH_CONFIG);
 - every subtask gets each broadcast row, before all others of the level, in one order;
 - rows of a level with event time are sorted by it, ties by a hash of the row, where a function
   of the level wants that;
@@ -27,97 +28,39 @@ Always true here:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import pandas_udf
 from pyspark.util import PythonEvalType
 
-from cairn.errors import PlanError
-from cairn.plan.deploy import direct_inputs, lanes_out, taps
+from cairn.plan.deploy import direct_inputs, lanes_in, outgoing, source_envelope, taps
+from cairn.plan.frames import lay_pin
 from cairn.plan.graph import (
     Edge,
     Graph,
     Level,
     PartialNode,
     Port,
+    ProcessNode,
     RowsNode,
     SourceNode,
     TransformNode,
 )
-from cairn.plan.sql import input_columns, is_sorted, lane_values, lanes_in, quote, time_sql
-from cairn.protocol.spec import ACK_LANE, envelope_schema, lane_name
-from cairn.types import parse_schema, schema_ddl
-from cairn.user_code import find_raise
+from cairn.plan.measures import Measure, Observed, port_measures, source_fields, source_measures
+from cairn.plan.pruning import fill_unread, read_all
+from cairn.plan.sql import SUBTASK, TIE, TIME, Feed, is_kept, is_sorted, quote
+from cairn.protocol.envelope import ACK, LANE, Envelope
+from cairn.types import schema_ddl
 from cairn.worker.forward import Forward
 from cairn.worker.rows import RowStep, RowSteps
 
 OBSERVED = "cairn"
 TURN = "turn"
-
-
-def dataframe_schema(df: DataFrame) -> pa.Schema:
-    return parse_schema(df.schema)
-
-
-def plan_schema(
-    spark: SparkSession, schema: pa.Schema, function: Callable[[DataFrame], DataFrame]
-) -> pa.Schema:
-    """The schema a transform gives, found by planning it on no rows."""
-    try:
-        result = function(spark.createDataFrame([], schema_ddl(schema)))
-    except Exception as error:
-        # After a semicolon Spark goes on with its plan of it.
-        why, at = str(error).partition(";\n")[0], find_raise(error, function)
-        raise PlanError(
-            f"transform cannot be planned: {why}\n  input: {schema_ddl(schema)}"
-            + ("" if at is None else f"\n  at: {at}"),
-            at=at,
-        ) from error.with_traceback(None)
-    if not isinstance(result, DataFrame):
-        raise PlanError(f"transform must return a DataFrame, found {type(result).__name__}")
-    return dataframe_schema(result)
-
-
-def streaming_input(graph: Graph) -> DataFrame:
-    """All sources as one streaming DataFrame: one query, one line of offsets per source."""
-    if len(graph.sources) == 1:
-        return graph.sources[0].dataframe
-    rows: DataFrame | None = None
-    for index, source in enumerate(graph.sources):
-        columns = [F.lit(index).alias("source")]
-        for other, node in enumerate(graph.sources):
-            struct = F.struct(*(F.col(quote(name)) for name in node.schema.names))
-            null = F.lit(None).cast(f"struct<{schema_ddl(node.schema)}>")
-            columns.append((struct if other == index else null).alias(f"s{other}"))
-        part = source.dataframe.select(*columns)
-        rows = part if rows is None else rows.union(part)
-    assert rows is not None
-    return rows
-
-
-def no_input(graph: Graph, session: SparkSession) -> DataFrame:
-    """The rows of an epoch without a batch: none, with the columns of the sources."""
-    schema = streaming_input(graph)._jdf.schema()
-    # Python's createDataFrame would run a job of its own.
-    none = session._jvm.java.util.ArrayList()
-    return DataFrame(session._jsparkSession.createDataFrame(none, schema), session)
-
-
-def lay_pin(spark: SparkSession, parallelism: int) -> DataFrame:
-    """A pin table: one row per subtask, persisted where the subtask is to run."""
-    pin = plan_pin(spark, parallelism)
-    pin.count()
-    return pin
-
-
-def plan_pin(spark: SparkSession, parallelism: int) -> DataFrame:
-    """A pin table that the first action on it will lay out."""
-    pins = spark.range(parallelism).select(F.col("id").cast("int").alias("pin"))
-    return pins.repartitionById(parallelism, F.col("pin")).persist()
+NEVER = "spark_partition_id() < 0"
+"""A condition that no row meets, and that Spark cannot know."""
 
 
 class Planner:
@@ -128,8 +71,9 @@ class Planner:
         graph: Graph,
         parallelism: int,
         forwards: Sequence[Forward],
-        pin: DataFrame,
+        pin: DataFrame | None,
     ) -> None:
+        """`pin`: the pin table; None if there is one executor only."""
         self.graph = graph
         self.parallelism = parallelism
         self._taps = taps(graph)
@@ -138,124 +82,130 @@ class Planner:
         self.grouped: frozenset[str] = frozenset()
         """Operators that Spark aggregates ahead for, in the epoch at hand."""
         self._observes = True
-        self._observations: dict[str, list[str]] = {}
-        """For the epoch planned last: the origins whose times each observation holds."""
+        self._observations: dict[str, Sequence[Measure]] = {}
+        """For the epoch planned last: the columns of each observation."""
         self._parsed: dict[str, Column] = {}
-        self._columns: list[list[str]] = []
+        self._feeds = [Feed(graph, level, parallelism, pin is not None) for level in graph.levels]
         self._functions: list[Any] = []
         self._row_functions: dict[str, Any] = {}
         """Columns that call functions over rows, by the name of the last node; made once."""
-        for level, forward in zip(graph.levels, forwards, strict=True):
-            columns = [*input_columns(level), "pin"]
+        for feed, forward in zip(self._feeds, forwards, strict=True):
             udf = pandas_udf(
                 forward,
-                returnType=self._output_ddl(level),
+                returnType=schema_ddl(outgoing(graph, feed.level).schema),
                 functionType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF,
             )
-            self._columns.append(columns)
             # Pickling the function costs more than the rest of planning: done once.
-            self._functions.append(udf(*(F.col(name) for name in columns)))
-        self._use_pin(pin)
-
-    def _output_ddl(self, level: Level) -> str:
-        return schema_ddl(envelope_schema(lanes_out(self.graph, level)))
-
-    def _use_pin(self, pin: DataFrame) -> None:
+            self._functions.append(udf(*(F.col(quote(name)) for name in feed.sent)))
         self.pin = pin
-        self._pin_side = pin.hint("shuffle_hash")
+        self.read = read_all(graph)
+        """The columns of the sources that the rows of an epoch have."""
 
     def repin(self, spark: SparkSession) -> None:
         """Lay the pin table out again, over the executors that are there now."""
+        assert self.pin is not None, "subtasks are pinned on several executors only"
         self.pin.unpersist(blocking=True)
-        self._use_pin(lay_pin(spark, self.parallelism))
+        self.pin = lay_pin(spark, self.parallelism)
 
     def epoch(self, rows: DataFrame, *, observed: bool = True) -> DataFrame:
         """Return a DataFrame whose rows are the acknowledgements of a batch.
 
-        With `observed=False` the batch is empty, and `latest_times` finds nothing.
+        With `observed=False` the batch is empty, and `read_observed` finds nothing.
         """
         self._observations.clear()
         self._cuts.clear()
         self._observes = observed
-        rows = self._observe(rows, self._source_times())
+        rows = self._observe(rows, source_measures(self.graph))
         for level in self.graph.levels:
             rows = self._run(self._feed(rows, level), level)
         return rows
 
-    # The latest event times
+    # Event times and counted rows
 
-    def latest_times(self, epoch: DataFrame) -> dict[str, int]:
-        """Return the latest event time of each origin that had rows, once `epoch` is collected."""
-        found: dict[str, int] = {}
+    def read_observed(self, epoch: DataFrame) -> Observed:
+        """Return what was observed, once `epoch` is collected."""
+        found = Observed({}, {})
         # Read from the query that ran: listeners are called later, and for failures too. The driver
-        # collects it as tasks end, so an executor that is lost later takes nothing along, and a
-        # task that runs again reports the same.
+        # collects it as tasks end, so an executor that is lost later takes nothing along. A task
+        # that runs again reports the same: times stay as they are, rows are counted again.
         for frame in (*self._cuts, epoch):
             metrics = frame._jdf.queryExecution().observedMetrics()
-            for name, origins in self._observations.items():
+            for name, measures in self._observations.items():
                 row = metrics.get(name)
                 if row.isEmpty():
                     continue  # It belongs to another frame, or Spark knew of no rows.
-                for index, origin in enumerate(origins):
-                    if not row.get().isNullAt(index):
-                        latest = row.get().getLong(index)
-                        found[origin] = max(latest, found.get(origin, latest))
+                for index, measure in enumerate(measures):
+                    if row.get().isNullAt(index):
+                        continue
+                    value = row.get().getLong(index)
+                    if measure.kind == "time":
+                        found.times[measure.name] = max(value, found.times.get(measure.name, value))
+                    else:
+                        found.rows[measure.name] = found.rows.get(measure.name, 0) + value
         return found
 
-    def _observe(self, rows: DataFrame, times: Sequence[tuple[str, str]]) -> DataFrame:
-        """Rows as they are; the latest of some times, each of an origin, is kept in mind."""
-        if not times or not self._observes:
+    def _observe(self, rows: DataFrame, measures: Sequence[Measure]) -> DataFrame:
+        """Rows as they are; what is measured of them can be read later."""
+        if not measures or not self._observes:
             return rows
         name = f"{OBSERVED}-{len(self._observations)}"
-        self._observations[name] = [origin for origin, _ in times]
-        latest = [F.expr(f"max({sql})").alias(f"t{n}") for n, (_, sql) in enumerate(times)]
-        return rows.observe(name, *latest)
-
-    def _source_times(self) -> list[tuple[str, str]]:
-        """(origin, SQL) of event times that sources have by themselves."""
-        found = []
-        for index, source in enumerate(self.graph.sources):
-            alone = len(self.graph.sources) == 1
-            for origin, column in self._find_origins(Port(source.name)):
-                type_ = source.schema.field(column).type
-                sql = time_sql(quote(column) if alone else f"s{index}.{quote(column)}", type_)
-                found.append((origin, sql if alone else f"CASE source WHEN {index} THEN {sql} END"))
-        return found
-
-    def _find_origins(self, port: Port) -> list[tuple[str, str]]:
-        """(origin, column) of the watermarks declared for what comes from here."""
-        return [
-            (name, node.event_time)
-            for name, node in self.graph.time_origins.items()
-            if port in self.graph.bare((Port(name),)) and node.event_time is not None
-        ]
+        self._observations[name] = measures
+        columns = [f"{measure.sql} AS m{index}" for index, measure in enumerate(measures)]
+        return rows.observe(name, *self._columns_of(columns))
 
     def _run(self, rows: DataFrame, level: Level) -> DataFrame:
-        if self.parallelism == 1:
+        feed = self._feeds[level.index]
+        if self.pin is not None and self.parallelism == 1:
             # The size that Spark expects grows from level to level. Spark would divide a single
             # partition that it takes for too large among tasks without a pin.
             rows = self._cut(rows)
-        shuffled = rows.repartitionById(self.parallelism, F.col("subtask"))
-        # From the rows' side, so that the epoch's session and its settings plan the join; the
-        # hash table is built on the hinted side, which has one row.
-        joined = shuffled.join(self._pin_side, F.col("subtask") == F.col("pin"), "right")
+        rows = self._place(rows, feed) if feed.is_straight else self._shuffle(rows, feed)
+        if self.pin is not None:
+            # From the rows' side, so that the epoch's session and its settings plan the join; the
+            # hash table is built on the hinted side, which has one row.
+            side = self.pin.hint("shuffle_hash")
+            rows = rows.join(side, F.col(SUBTASK) == F.col("pin"), "right")
         order = self._order(level)
         if order:
-            joined = joined.sortWithinPartitions(*order)
+            rows = rows.sortWithinPartitions(*order)
+        if rows.columns != feed.sent:
+            rows = self._project(rows, [quote(name) for name in feed.sent])
         function = self._functions[level.index]
-        jdf = joined._jdf.mapInArrow(function._jc, False, None)
+        jdf = rows._jdf.mapInArrow(function._jc, False, None)
         return DataFrame(jdf, rows.sparkSession)
+
+    def _shuffle(self, rows: DataFrame, feed: Feed) -> DataFrame:
+        return rows.repartitionById(self.parallelism, *self._columns_of([feed.subtask]))
+
+    def _place(self, rows: DataFrame, feed: Feed) -> DataFrame:
+        """Rows that may go to any subtask: in one partition for each, and without a shuffle.
+
+        Functions get a shuffle if the rows come in fewer partitions, so that all subtasks work.
+        """
+        cut = self._cut(rows)
+        count = cut._jdf.queryExecution().logical().rdd().getNumPartitions()
+        missing = self.parallelism - count
+        if missing > 0 and any(isinstance(n, ProcessNode) for n in feed.consumers):
+            return self._shuffle(cut, feed)
+        if missing <= 0:
+            return cut.coalesce(self.parallelism)
+        empty = rows.sparkSession.range(0, missing, 1, missing).where(NEVER)
+        nothing = [f"{feed.nothing(name)} AS {quote(name)}" for name in feed.columns]
+        return cut.union(self._project(empty, nothing)) if count else self._project(empty, nothing)
 
     def _order(self, level: Level) -> list[Any]:
         """By what the rows of a subtask are sorted; nothing: as they come."""
         has_turns = any(edge.way == "broadcast" for edge in level.edges)
         order: list[Any] = [F.col(TURN).isNull()] if has_turns else []
-        if "time" in input_columns(level) and (has_turns or is_sorted(level)):
-            order.append("time")
+        columns = self._feeds[level.index].columns
+        if TIME in columns and (has_turns or is_sorted(level)):
+            order.append(TIME)
         if has_turns:
             order.append(TURN)
         # Rows of several inputs at one time: those of the first come first.
-        return [*order, "lane", "tie"] if is_sorted(level) else order
+        if is_sorted(level):
+            order += [name for name in (LANE, TIE) if name in columns]
+        return order
 
     def _project(self, rows: DataFrame, columns: Sequence[str]) -> DataFrame:
         """Like selectExpr, but SQL is parsed once per run, not once per epoch."""
@@ -270,18 +220,53 @@ class Planner:
     def _feed(self, rows: DataFrame, level: Level) -> DataFrame:
         """Bring rows of the sources, or of the level before, into a level's input."""
         transformed = self._find_transforms(level)
+        dropped = [
+            port
+            for port in dict.fromkeys(port for edge in level.counted for port in edge.inputs)
+            if isinstance(self.graph.nodes[port.node], TransformNode) and port not in transformed
+        ]
+        has_direct = self._has_direct(level)
         direct = self._feed_sources if level.index == 0 else self._feed_envelope
-        if transformed and (len(transformed) > 1 or self._has_direct(level)):
+        if len(transformed) + len(dropped) + has_direct > 1 and (transformed or dropped):
             rows = self._share(rows)
-        branches = [direct(rows, level)] if self._has_direct(level) else []
+        branches = [direct(rows, level)] if has_direct else []
         frames: dict[Port, DataFrame] = {}
         for port, edges in transformed.items():
             branch = self._transform(rows, port, frames)
-            branches.append(self._select(branch, [("", edges)], level))
+            fields = {0: {name: quote(name) for name in self.graph.schema(port).names}}
+            branches.append(self._send(branch, fields, {0: edges}, level))
+        branches += [self._drop(self._transform(rows, port, frames), level) for port in dropped]
+        if not branches:
+            branches = [self._drop(rows, level)]
         fed = branches[0]
         for branch in branches[1:]:
             fed = fed.union(branch)
         return self._broadcast(fed, level)
+
+    def plan_transforms(
+        self, sources: Mapping[str, DataFrame], grouped: frozenset[str]
+    ) -> list[DataFrame]:
+        """Plan all transforms before the first level; return frames that none of the others has."""
+        level = self.graph.levels[0]
+        self._cuts.clear()
+        self._observations.clear()
+        self.grouped = grouped
+        frames = {Port(name): rows for name, rows in sources.items()}
+        rows = next(iter(sources.values()))
+        found = []
+        for port, edges in self._find_transforms(level).items():
+            fields = {0: {name: quote(name) for name in self.graph.schema(port).names}}
+            branch = self._transform(rows, port, frames)
+            found.append(self._send(branch, fields, {0: edges}, level))
+        counted = {port for edge in level.counted for port in edge.inputs if port not in frames}
+        found += [self._transform(rows, port, frames) for port in counted]
+        return [*self._cuts, *found]
+
+    def _drop(self, rows: DataFrame, level: Level) -> DataFrame:
+        """No rows: Spark computes these, with all their columns, and has counted them."""
+        feed = self._feeds[level.index]
+        nothing = [f"{feed.nothing(name)} AS {quote(name)}" for name in feed.columns]
+        return self._project(self._cut(rows).where(*self._columns_of([NEVER])), nothing)
 
     def _share(self, rows: DataFrame) -> DataFrame:
         """The same rows, for several branches to read: behind a shuffle that they have in common.
@@ -316,13 +301,13 @@ class Planner:
         lanes = [str(edge.index) for edge in level.edges if edge.way == "broadcast"]
         if not lanes:
             return fed
-        names = input_columns(level)
+        names = [quote(name) for name in self._feeds[level.index].columns]
         is_theirs = f"lane IN ({', '.join(lanes)})"
         # Numbered before there is one for each subtask, so that all see the same order.
         turns = f"CASE WHEN {is_theirs} THEN monotonically_increasing_id() END AS {TURN}"
         everywhere = f"sequence(0, {self.parallelism - 1})"
         subtasks = f"explode(CASE WHEN {is_theirs} THEN {everywhere} ELSE array(subtask) END)"
-        columns = [f"{subtasks} AS subtask" if name == "subtask" else name for name in names]
+        columns = [f"{subtasks} AS {SUBTASK}" if name == quote(SUBTASK) else name for name in names]
         return self._project(self._project(fed, [*names, turns]), [*columns, TURN])
 
     def _has_direct(self, level: Level) -> bool:
@@ -360,22 +345,27 @@ class Planner:
                 frame = self._call_rows(united, [s for s in steps if isinstance(s, RowsNode)])
             else:
                 frame = node.function(united)
-            types = {field.name: field.type for field in node.schema}
-            declared = self._find_origins(port)
-            frame = self._observe(frame, [(o, time_sql(quote(c), types[c])) for o, c in declared])
+            frame = self._observe(frame, port_measures(self.graph, port))
             if self._is_read_again(port):
                 frame = self._share(frame)
         elif isinstance(node, SourceNode):
-            if len(self.graph.sources) == 1:
-                frame = rows
-            else:
-                index = self.graph.sources.index(node)
-                frame = rows.where(F.col("source") == index).select(f"s{index}.*")
+            lane = self.graph.sources.index(node)
+            frame = rows
+            if len(self.graph.sources) > 1:
+                frame = self._unpack(rows, source_envelope(self.graph), lane)
+            frame = fill_unread(frame, node, self.read)
         else:
-            lane = self._taps[port]
-            frame = rows.where(F.col("lane") == lane).select(f"{lane_name(lane)}.*")
+            level = self.graph.levels[self.graph.level_of(port.node)]
+            frame = self._unpack(rows, outgoing(self.graph, level), self._taps[port])
         frames[port] = frame
         return frame
+
+    def _unpack(self, rows: DataFrame, envelope: Envelope, lane: int) -> DataFrame:
+        """Return the rows of a lane, with the names of its columns."""
+        is_mine = f"{LANE} = {lane}" if envelope.has_lanes else f"{ACK} IS NULL"
+        pairs = zip(envelope.names[lane], envelope.schemas[lane].names, strict=True)
+        columns = [f"{column} AS {quote(name)}" for column, name in pairs]
+        return self._project(rows.where(*self._columns_of([is_mine])), columns)
 
     def _row_steps(self, node: RowsNode) -> list[RowsNode]:
         """Return the row functions that run in one Python worker, the node's own last."""
@@ -385,7 +375,7 @@ class Planner:
             before = self.graph.nodes[inputs[0].node]
             if len(inputs) > 1 or not isinstance(before, RowsNode):
                 return steps
-            if self._is_read_again(inputs[0]) or self._find_origins(inputs[0]):
+            if self._is_read_again(inputs[0]) or port_measures(self.graph, inputs[0]):
                 return steps
             steps.insert(0, before)
 
@@ -419,7 +409,9 @@ class Planner:
     def _partial(self, rows: DataFrame, node: PartialNode) -> DataFrame:
         """Return the partials of an aggregation: of each row, or of the epoch's groups."""
         partials = node.partials
-        if partials.grouping is None or node.uid not in self.grouped:
+        # Without a key one subtask would get all rows.
+        is_grouped = node.uid in self.grouped or partials.layout.is_keyless
+        if partials.grouping is None or not is_grouped:
             return self._project(rows, partials.rows)
         groups = rows.groupBy(*self._columns_of(partials.grouping))
         grouped = groups.agg(*self._columns_of(partials.grouped))
@@ -427,63 +419,38 @@ class Planner:
         return grouped.coalesce(self.parallelism)
 
     def _feed_sources(self, rows: DataFrame, level: Level) -> DataFrame:
-        per_source: list[tuple[str, list[Edge]]] = []
-        for index, source in enumerate(self.graph.sources):
-            edges = [e for e in lanes_in(level) if Port(source.name) in e.inputs]
-            prefix = "" if len(self.graph.sources) == 1 else f"s{index}."
-            per_source.append((prefix, edges))
-        return self._select(rows, per_source, level)
+        sources = range(len(self.graph.sources))
+        ways = {
+            lane: [e for e in lanes_in(level) if Port(self.graph.sources[lane].name) in e.inputs]
+            for lane in sources
+        }
+        return self._send(rows, source_fields(self.graph), ways, level)
 
-    def _select(
-        self, rows: DataFrame, per_source: list[tuple[str, list[Edge]]], level: Level
+    def _send(
+        self,
+        rows: DataFrame,
+        fields: Mapping[int, Mapping[str, str]],
+        ways: Mapping[int, Sequence[Edge]],
+        level: Level,
+        *,
+        has_acks: bool = False,
     ) -> DataFrame:
-        """Rows into lanes in one pass, however many sources and edges there are."""
-        names = input_columns(level)
-        if len(per_source) == 1 and len(per_source[0][1]) == 1:
-            prefix, (edge,) = per_source[0]
-            values = self._values(edge, prefix, level)
-            return self._project(rows, [f"{values[name]} AS {name}" for name in names])
-        arrays = []
-        for prefix, edges in per_source:
-            structs = [
-                "named_struct("
-                + ", ".join(f"'{n}', {self._values(edge, prefix, level)[n]}" for n in names)
-                + ")"
-                for edge in edges
-            ]
-            arrays.append(f"array({', '.join(structs)})" if structs else "null")
-        if len(arrays) == 1:
-            return self._project(rows, [f"inline({arrays[0]})"])
-        cases = " ".join(f"WHEN {index} THEN {array}" for index, array in enumerate(arrays))
-        return self._project(rows, [f"inline(CASE source {cases} END)"])
+        """Rows of some lanes into the lanes of a level, in one pass, however many edges there are.
 
-    def _values(self, edge: Edge, prefix: str, level: Level) -> dict[str, str]:
-        return lane_values(self.graph, self.parallelism, edge, prefix, level)
+        `fields` has the SQL of the columns of each lane, `ways` the edges that its rows take.
+        """
+        feed = self._feeds[level.index]
+        if any(len(edges) > 1 for edges in ways.values()):
+            return self._project(rows, [feed.fork(fields, ways)])
+        edges = {lane: taken[0] for lane, taken in ways.items() if taken}
+        if len(edges) < len(fields):
+            kept = is_kept(list(fields), list(edges), has_acks=has_acks)
+            rows = rows.where(*self._columns_of([kept]))
+        return self._project(rows, feed.label(fields, edges, has_acks=has_acks))
 
     def _feed_envelope(self, rows: DataFrame, level: Level) -> DataFrame:
-        """Rows that are in lanes already: say where each one goes now."""
-        edges = lanes_in(level)
-        held = {lane for lane, _ in lanes_out(self.graph, self.graph.levels[level.index - 1])}
-        values = {
-            edge.index: self._values(edge, f"{lane_name(edge.index)}.", level)
-            for edge in edges
-            if edge.index in held
-        }
-        columns = []
-        for name in input_columns(level):
-            if name == "lane" or name == "ack":
-                columns.append(name)
-            elif name.startswith("l"):
-                lane = int(name[1:])
-                schema = next(e.schema for e in edges if e.index == lane)
-                null = f"cast(null AS struct<{schema_ddl(schema)}>)"
-                columns.append(name if lane in held else f"{null} AS {name}")
-            else:
-                other = {"group": "0", "subtask": self._here}.get(name, "cast(null AS bigint)")
-                cases = " ".join(f"WHEN {lane} THEN {v[name]}" for lane, v in values.items())
-                case = f"CASE lane {cases} ELSE {other} END" if cases else other
-                columns.append(
-                    f"coalesce({case}, 0) AS {name}" if name == "subtask" else f"{case} AS {name}"
-                )
-        kept = ", ".join(str(lane) for lane in [ACK_LANE, *values])
-        return self._project(rows.where(f"lane IN ({kept})"), columns)
+        """Rows of the level before, and its acknowledgements."""
+        before = outgoing(self.graph, self.graph.levels[level.index - 1])
+        edges = {edge.index: [edge] for edge in lanes_in(level)}
+        ways = {lane: edges.get(lane, []) for lane in before.schemas}
+        return self._send(rows, before.fields, ways, level, has_acks=True)

@@ -25,6 +25,7 @@ from cairn.plan.graph import (
     inlet_time,
     key_types,
 )
+from cairn.protocol.envelope import Envelope
 from cairn.protocol.letters import OnError
 from cairn.protocol.spec import (
     FeedbackSpec,
@@ -49,14 +50,29 @@ def taps(graph: Graph) -> dict[Port, int]:
     return found
 
 
-def lanes_out(graph: Graph, level: Level) -> tuple[tuple[int, pa.Schema], ...]:
-    """Return the lanes that leave a level: for later levels, and for transforms."""
+def source_envelope(graph: Graph) -> Envelope:
+    """Return the columns in which rows of several sources are read together, in a lane each."""
+    return Envelope(tuple((lane, source.schema) for lane, source in enumerate(graph.sources)))
+
+
+def lanes_in(level: Level) -> list[Edge]:
+    """Return the edges that come into a level, for it and for later ones."""
+    return sorted((*level.edges, *level.passing), key=lambda edge: edge.index)
+
+
+def incoming(level: Level) -> Envelope:
+    """Return the columns of the rows that come into a level."""
+    return Envelope(tuple((edge.index, edge.schema) for edge in lanes_in(level)))
+
+
+def outgoing(graph: Graph, level: Level) -> Envelope:
+    """Return the columns of the rows that leave a level: for later levels, and for transforms."""
     lanes = [(edge.index, edge.schema) for edge in level.passing]
     uids = {op.uid for op in level.operators}
     direct = [edge for edge in graph.edges if any(port.node in uids for port in edge.inputs)]
     lanes += [(e.index, e.schema) for e in direct if e not in level.passing]
     lanes += [(lane, graph.schema(port)) for port, lane in taps(graph).items() if port.node in uids]
-    return tuple(sorted(lanes, key=lambda lane: lane[0]))
+    return Envelope(tuple(sorted(lanes, key=lambda lane: lane[0])))
 
 
 def job_spec(
@@ -89,7 +105,8 @@ def job_spec(
                 )
                 for sink in level.sinks
             ),
-            lanes=lanes_out(graph, level),
+            incoming=incoming(level),
+            outgoing=outgoing(graph, level),
         )
         for level in graph.levels
     )

@@ -28,7 +28,8 @@ from cairn.functions import (
     find_states,
     has_timers,
 )
-from cairn.operators.joins import IntervalJoin, readable
+from cairn.operators.as_of import AsOfJoin
+from cairn.operators.joins import Join, readable
 from cairn.operators.rows import RowFunction
 from cairn.plan.graph import (
     Consumer,
@@ -96,7 +97,7 @@ def explain_graph(graph: Graph) -> JobGraph:
                 level=level.index,
                 chains=_chains(graph, [*level.operators, *level.sinks]),
                 feedback=[back.uid for back in graph.returns if _level_back(graph, back) == level],
-                shuffles=[edge.index for edge in level.edges],
+                shuffles=sorted(edge.index for edge in (*level.edges, *level.counted)),
                 passing=[edge.index for edge in level.passing],
             )
             for level in graph.levels
@@ -143,9 +144,8 @@ def _operator(graph: Graph, node: ProcessNode) -> GraphOperator:
     timers = (EVENT_TIMERS, PROCESSING_TIMERS)
     shown = [_state(name, d) for name, d in states.items() if name not in timers]
     join = None
-    if isinstance(function, IntervalJoin):
-        plan = function.plan
-        join = GraphJoin(how=plan.how, from_ms=plan.low_ms, to_ms=plan.high_ms)
+    if isinstance(function, Join | AsOfJoin):
+        join = _join(function)
         shown = [
             msgspec.structs.replace(
                 state,
@@ -168,6 +168,15 @@ def _operator(graph: Graph, node: ProcessNode) -> GraphOperator:
         schema=schema_ddl(node.schema),
         sides=[GraphSide(tag=tag, schema=schema_ddl(schema)) for tag, schema in node.sides],
     )
+
+
+def _join(function: Join | AsOfJoin) -> GraphJoin:
+    plan = function.plan
+    if isinstance(function, AsOfJoin):
+        return GraphJoin(how=plan.how, is_as_of=True)
+    if plan.clock == "event":
+        return GraphJoin(how=plan.how, from_ms=plan.low_ms, to_ms=plan.high_ms)
+    return GraphJoin(how=plan.how, ttl_ms=plan.high_ms)
 
 
 def _kind(function: Function) -> str:

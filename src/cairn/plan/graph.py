@@ -76,6 +76,8 @@ class Level:
     sinks: tuple[SinkNode, ...]
     edges: tuple[Edge, ...]
     """Consumed in this level."""
+    counted: tuple[Edge, ...]
+    """Edges to sinks that drop their rows: Spark counts these and sends them nowhere."""
     passing: tuple[Edge, ...]
     """On their way to a later level."""
 
@@ -225,7 +227,8 @@ def build_graph(
                 index=index,
                 operators=tuple(node for node in here if isinstance(node, ProcessNode)),
                 sinks=tuple(node for node in here if isinstance(node, SinkNode)),
-                edges=tuple(e for e in edges if e.level == index),
+                edges=tuple(e for e in edges if e.level == index and not _is_counted(graph, e)),
+                counted=tuple(e for e in edges if e.level == index and _is_counted(graph, e)),
                 passing=tuple(
                     e
                     for e in edges
@@ -235,6 +238,12 @@ def build_graph(
             )
         )
     return replace(graph, edges=tuple(edges), levels=tuple(levels))
+
+
+def _is_counted(graph: Graph, edge: Edge) -> bool:
+    """True if a sink drops rows that come to it from the sources."""
+    node = graph.nodes.get(edge.consumer)
+    return edge.level == 0 and isinstance(node, SinkNode) and node.sink.drops_rows
 
 
 def _consumer(graph: Graph, uid: str) -> Consumer:
@@ -362,8 +371,8 @@ def _edges(graph: Graph, node: Consumer, first: int, level: int) -> list[Edge]:
 
 
 def inlet_time(graph: Graph, node: Consumer, inlet: Inlet) -> EventTime | None:
-    """Return the event time of an inlet's rows, None for a function that ignores it."""
-    if isinstance(node, ProcessNode) and hooks_of(node.function).ignores_time:
+    """Return the event time of an inlet's rows, None for sinks and functions that ignore it."""
+    if isinstance(node, SinkNode) or hooks_of(node.function).ignores_time:
         return None
     return graph.times.unite(inlet.ports)
 

@@ -1,4 +1,6 @@
-"""SQL of the rows that a level is fed: lane, group, subtask, [time, tie], a struct per lane, [ack].
+"""SQL of the rows that a level is fed: [lane, group, subtask, time, tie], columns, [ack].
+
+Columns that a level does not need are not there. The envelope has the rows' columns.
 
 Always true here:
 - the key group of a row is computed by Spark SQL, and `keygroups` computes the same in Python;
@@ -7,82 +9,196 @@ Always true here:
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
 import pyarrow as pa
 
 from cairn.key_groups import spark_key_group_sql
-from cairn.plan.graph import Edge, Graph, Level, ProcessNode
-from cairn.protocol.spec import lane_name
-from cairn.types import schema_ddl, type_ddl
+from cairn.plan.deploy import incoming
+from cairn.plan.graph import Edge, Graph, Level, Node, ProcessNode
+from cairn.protocol.envelope import ACK, LANE, Envelope
+from cairn.types import type_ddl
 from cairn.types.codec import is_hashable
 
-
-def lanes_in(level: Level) -> list[Edge]:
-    """Return the edges that come into a level, for it and for later ones."""
-    return sorted((*level.edges, *level.passing), key=lambda edge: edge.index)
+GROUP, SUBTASK, TIME, TIE, NO_ROWS = "group", "subtask", "time", "tie", "no_rows"
 
 
-def input_columns(level: Level) -> list[str]:
-    columns = ["lane", "group", "subtask"]
-    if any(edge.event_time for edge in level.edges):
-        columns.append("time")
-    if is_sorted(level):
-        columns.append("tie")
-    columns += [lane_name(edge.index) for edge in lanes_in(level)]
-    return columns if level.index == 0 else [*columns, "ack"]
+@dataclass(frozen=True)
+class Feed:
+    """The rows that a level is fed, as SQL."""
+
+    graph: Graph
+    level: Level
+    parallelism: int
+    is_pinned: bool
+    """Rows are joined to the pin table by their subtask. A row without a group is the table's."""
+
+    @property
+    def envelope(self) -> Envelope:
+        return incoming(self.level)
+
+    @property
+    def consumers(self) -> list[Node]:
+        """The operators and sinks that the rows are for."""
+        return [self.graph.nodes[edge.consumer] for edge in self.level.edges]
+
+    @property
+    def is_straight(self) -> bool:
+        """True if the rows may go to any subtask, and need no shuffle to get there."""
+        is_first = self.level.index == 0 and not self.level.passing
+        return is_first and not self.is_pinned and all(e.way == "spread" for e in self.level.edges)
+
+    @property
+    def columns(self) -> list[str]:
+        """All columns of the rows, before they are in the partition of their subtask."""
+        has_subtask = self.is_pinned or self.level.passing or not is_keyed(self.level)
+        columns = [LANE] if self.envelope.has_lanes else []
+        if self.is_pinned or any(edge.keys for edge in self.level.edges):
+            columns.append(GROUP)
+        columns += [SUBTASK] if has_subtask and not self.is_straight else []
+        if any(edge.event_time for edge in self.level.edges):
+            columns.append(TIME)
+        columns += [TIE] if is_sorted(self.level) else []
+        columns += self.envelope.columns
+        columns += [ACK] if self.level.index else []
+        # Spark's tasks need a column, even without rows.
+        return columns or [NO_ROWS]
+
+    @property
+    def sent(self) -> list[str]:
+        """The columns that Python needs. Spark alone needs the others, to shuffle and to sort."""
+        return [name for name in self.columns if name not in (SUBTASK, TIE)]
+
+    @property
+    def subtask(self) -> str:
+        """The subtask of a row that has these columns."""
+        if SUBTASK in self.columns:
+            return SUBTASK
+        return self._any if self.is_straight else self._owner(quote(GROUP))
+
+    @property
+    def _any(self) -> str:
+        # Row by row: a source may well come in one partition, or in many small ones.
+        row = "monotonically_increasing_id() + spark_partition_id()"
+        return f"cast(pmod({row}, {self.parallelism}) AS int)"
+
+    def _owner(self, group: str) -> str:
+        # coalesce: Spark believes a division can be null, and would filter on that.
+        count = self.graph.group_count
+        return f"coalesce(cast({group} * {self.parallelism} div {count} AS int), 0)"
+
+    @property
+    def here(self) -> str:
+        """The subtask whose number the partition at hand has."""
+        return f"pmod(spark_partition_id(), {self.parallelism})"
+
+    def nothing(self, name: str) -> str:
+        """Return a column's value in rows that do not have it, and in acknowledgements."""
+        if name == GROUP:
+            return "0"
+        if name == SUBTASK:
+            return self.here
+        types = {LANE: "int", TIME: "bigint", TIE: "bigint", ACK: "binary", NO_ROWS: "int"}
+        type_ = types.get(name) or type_ddl(self.envelope.columns[name])
+        return f"cast(null AS {type_})"
+
+    def values(self, edge: Edge, fields: Mapping[str, str]) -> dict[str, str]:
+        """Return each column of a row on an edge. `fields` has the SQL of the row's, by name."""
+        here = edge in self.level.edges
+        values = {name: self.nothing(name) for name in self.columns} | {LANE: str(edge.index)}
+        if edge.keys and here:
+            keys = [
+                (_widen(fields[name], edge.schema.field(name).type, type_), type_)
+                for name, type_ in zip(edge.keys, edge.key_types, strict=True)
+            ]
+            values[GROUP] = spark_key_group_sql(keys, self.graph.group_count)
+            values[SUBTASK] = self._owner(values[GROUP])
+        elif self.level.index == 0 and isinstance(self.graph.nodes[edge.consumer], ProcessNode):
+            values[SUBTASK] = self._any
+        if edge.event_time and here:
+            type_ = edge.schema.field(edge.event_time).type
+            shift = f" + ({edge.shift_us})" if edge.shift_us else ""
+            values[TIME] = time_sql(fields[edge.event_time], type_) + shift
+            hashed = [
+                fields[f.name] if is_hashable(f.type) else f"to_json({fields[f.name]})"
+                for f in edge.schema
+            ]
+            values[TIE] = f"xxhash64({', '.join(hashed)})"
+        for name, field in zip(self.envelope.names[edge.index], edge.schema, strict=True):
+            values[name] = f"cast({fields[field.name]} AS {type_ddl(field.type)})"
+        return values
+
+    def label(
+        self, fields: Mapping[int, Mapping[str, str]], edges: Mapping[int, Edge], *, has_acks: bool
+    ) -> list[str]:
+        """Return the columns of rows that are in lanes already, and go one way each.
+
+        `fields` has the SQL of the columns of each lane there is, `edges` the edges of those whose
+        rows this level is fed.
+        """
+        values = {lane: self.values(edge, fields[lane]) for lane, edge in edges.items()}
+        if len(fields) == 1 and values:
+            (found,) = values.values()
+            if has_acks:
+                found[LANE] = f"CASE WHEN {ACK} IS NULL THEN {found[LANE]} END"
+        else:
+            found = {name: self._case(name, values, edges) for name in self.columns}
+        if has_acks:
+            found[ACK] = ACK
+        return [f"{found[name]} AS {quote(name)}" for name in self.columns]
+
+    def _case(
+        self, name: str, values: Mapping[int, Mapping[str, str]], edges: Mapping[int, Edge]
+    ) -> str:
+        """Return a column that depends on the lane."""
+        by_lane = {lane: value[name] for lane, value in values.items()}
+        if name in self.envelope.columns:
+            # In rows of lanes that do not have the column, nobody reads it.
+            names = self.envelope.names
+            mine = {by_lane[n] for n, edge in edges.items() if name in names[edge.index]}
+            if len(mine) == 1:
+                return mine.pop()
+        nothing = self.nothing(name)
+        cases = " ".join(f"WHEN {lane} THEN {v}" for lane, v in by_lane.items() if v != nothing)
+        case = f"CASE {LANE} {cases} ELSE {nothing} END" if cases else nothing
+        return f"coalesce({case}, 0)" if name == SUBTASK else case
+
+    def fork(
+        self, fields: Mapping[int, Mapping[str, str]], ways: Mapping[int, Sequence[Edge]]
+    ) -> str:
+        """Return the SQL of rows that go several ways each, by the lane they are in."""
+        arrays = {}
+        for lane, edges in ways.items():
+            structs = []
+            for edge in edges:
+                values = self.values(edge, fields[lane])
+                named = ", ".join(f"'{name}', {values[name]}" for name in self.columns)
+                structs.append(f"named_struct({named})")
+            arrays[lane] = f"array({', '.join(structs)})" if structs else "null"
+        if len(arrays) == 1:
+            return f"inline({next(iter(arrays.values()))})"
+        cases = " ".join(f"WHEN {lane} THEN {array}" for lane, array in arrays.items())
+        return f"inline(CASE {LANE} {cases} END)"
+
+
+def is_kept(lanes: Sequence[int], kept: Collection[int], *, has_acks: bool) -> str:
+    """Return the condition for rows of some of the lanes, and for all acknowledgements."""
+    conditions = [f"{ACK} IS NOT NULL"] if has_acks else []
+    if kept:
+        assert len(lanes) > 1, "all rows of a single lane are kept, or none"
+        conditions.append(f"{LANE} IN ({', '.join(map(str, kept))})")
+    return " OR ".join(conditions)
+
+
+def is_keyed(level: Level) -> bool:
+    """True if all rows for the level have a key group, which gives their subtask."""
+    return all(edge.keys for edge in level.edges)
 
 
 def is_sorted(level: Level) -> bool:
     """True if a function of the level wants its rows in the order of event time."""
     return any(edge.event_time and edge.wants_order for edge in level.edges)
-
-
-def lane_values(
-    graph: Graph, parallelism: int, edge: Edge, prefix: str, level: Level
-) -> dict[str, str]:
-    """SQL for each input column of a level, of a row on an edge. `prefix` leads to its columns."""
-    count = graph.group_count
-    here = edge in level.edges
-    values = {"lane": str(edge.index), "ack": "cast(null AS binary)"}
-    if edge.keys and here:
-        keys = [
-            (_widen(prefix + quote(name), edge.schema.field(name).type, type_), type_)
-            for name, type_ in zip(edge.keys, edge.key_types, strict=True)
-        ]
-        values["group"] = spark_key_group_sql(keys, count)
-        # coalesce: Spark believes a division can be null, and would filter on that.
-        values["subtask"] = (
-            f"coalesce(cast({values['group']} * {parallelism} div {count} AS int), 0)"
-        )
-    else:
-        values["group"] = "0"
-        values["subtask"] = f"pmod(spark_partition_id(), {parallelism})"
-        if level.index == 0 and isinstance(graph.nodes[edge.consumer], ProcessNode):
-            # Row by row: a source may well come in one partition, or in many small ones.
-            row = "monotonically_increasing_id() + spark_partition_id()"
-            values["subtask"] = f"cast(pmod({row}, {parallelism}) AS int)"
-    columns = [prefix + quote(name) for name in edge.schema.names]
-    if edge.event_time and here:
-        type_ = edge.schema.field(edge.event_time).type
-        shift = f" + ({edge.shift_us})" if edge.shift_us else ""
-        values["time"] = time_sql(prefix + quote(edge.event_time), type_) + shift
-        hashed = [
-            c if is_hashable(f.type) else f"to_json({c})"
-            for c, f in zip(columns, edge.schema, strict=True)
-        ]
-        values["tie"] = f"xxhash64({', '.join(hashed)})"
-    else:
-        values["time"] = values["tie"] = "cast(null AS bigint)"
-    for other in lanes_in(level):
-        name = lane_name(other.index)
-        if other.index == edge.index:
-            fields = ", ".join(
-                f"'{_escape(f.name)}', cast({c} AS {type_ddl(f.type)})"
-                for c, f in zip(columns, edge.schema, strict=True)
-            )
-            values[name] = f"named_struct({fields})"
-        else:
-            values[name] = f"cast(null AS struct<{schema_ddl(other.schema)}>)"
-    return values
 
 
 def _widen(column: str, found: pa.DataType, wanted: pa.DataType) -> str:
@@ -111,5 +227,6 @@ def quote(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _escape(name: str) -> str:
-    return name.replace("\\", "\\\\").replace("'", "\\'")
+def escape(text: str) -> str:
+    """Return a text as it stands between the quotes of an SQL literal."""
+    return text.replace("\\", "\\\\").replace("'", "\\'")

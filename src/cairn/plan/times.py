@@ -80,7 +80,9 @@ class Times:
         inputs = self._rows_before(node, port)
         time = self.unite(inputs)
         if isinstance(node, TransformNode):
-            return time if time is not None and time.column == node.event_time else None
+            if time is None or node.event_time is None:
+                return None
+            return EventTime(node.event_time, time.shift_us)
         schema = port_schema(self._nodes, port)
         hooks = hooks_of(node.function)
         result = hooks.result_time

@@ -162,6 +162,8 @@ class Ack(msgspec.Struct, frozen=True):
     subtask: int
     operators: list[OperatorAck]
     committables: dict[str, Any]
+    sink_rows: dict[str, int] = {}
+    """Per sink that no operator of the level feeds, the rows that came to it."""
 
 
 class Report(msgspec.Struct, frozen=True):

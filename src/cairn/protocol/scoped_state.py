@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from cairn.functions import Function, find_states
+from cairn.functions import Function, find_states, hooks_of
 from cairn.protocol.spec import OperatorSpec
 from cairn.state import Broadcast, Declaration, OperatorList
 from cairn.storage.manifest import Scope, StateDecl
@@ -33,6 +33,8 @@ class ScopedState(NamedTuple):
     """The uid of the operator."""
     delay_ms: int = 0
     """The delay of event time in the operator, behind the job's watermark."""
+    retired: frozenset[str] = frozenset()
+    """States of earlier versions of the function, which may be dropped."""
 
     @property
     def decls(self) -> dict[str, StateDecl]:
@@ -71,9 +73,10 @@ def states_by_scope(spec: OperatorSpec, function: Function | None = None) -> lis
 
     `function` replaces the function of the spec.
     """
-    states = own_states(spec.load() if function is None else function)
+    function = spec.load() if function is None else function
+    states, retired = own_states(function), hooks_of(function).retired_states
     scope: Scope = "keyed" if spec.keys else "subtask"
-    found = [ScopedState(spec.uid, scope, spec.key_types, states, spec.uid, spec.delay_ms)]
+    found = [ScopedState(spec.uid, scope, spec.key_types, states, spec.uid, spec.delay_ms, retired)]
     if isinstance(spec.broadcast, Broadcast):
         shared = spec.broadcast
         key_types = {SHARED_KEY: shared.key_ddl}

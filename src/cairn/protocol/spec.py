@@ -1,7 +1,7 @@
 """The job as slots get it, once: operators, sinks and the ways of their rows.
 
-A lane is a column of the envelope that rows travel in between levels: one per
-edge of the graph, and one per operator output that Spark transforms on the way.
+Rows travel between levels in lanes: one per edge of the graph, and one per operator output that
+Spark transforms on the way. How lanes become columns is in `envelope`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from cairn.errors import FunctionError
 from cairn.functions import Function, late_tag
 from cairn.ids import digest
 from cairn.logs import Format
+from cairn.protocol.envelope import Envelope
 from cairn.protocol.letters import OnError
 from cairn.protocol.lookups import DoorSpec
 from cairn.sinks.base import Sink
 from cairn.state import Declaration
 from cairn.types import type_ddl
-
-ACK_LANE = -1
 
 
 @dataclass(frozen=True)
@@ -186,7 +185,9 @@ class LevelSpec:
     index: int
     operators: tuple[OperatorSpec, ...]
     sinks: tuple[SinkSpec, ...]
-    lanes: tuple[tuple[int, pa.Schema], ...]
+    incoming: Envelope
+    """Lanes into this level: its own, and those that pass it on their way to later ones."""
+    outgoing: Envelope
     """Lanes from this level to later ones."""
     feedbacks: tuple[FeedbackSpec, ...] = ()
     """Rows that arrive here to be kept for the next epoch or round."""
@@ -251,15 +252,5 @@ class JobSpec:
 
 
 def lane_name(lane: int) -> str:
+    """Return the field of a lane where rows of several lanes are structs in one array."""
     return f"l{lane}"
-
-
-def envelope_schema(lanes: tuple[tuple[int, pa.Schema], ...]) -> pa.Schema:
-    """Return the schema of a level's output: lane, a struct per lane (one is set), `ack`."""
-    return pa.schema(
-        [
-            pa.field("lane", pa.int32()),
-            *(pa.field(lane_name(lane), pa.struct(list(schema))) for lane, schema in lanes),
-            pa.field("ack", pa.binary()),
-        ]
-    )

@@ -213,6 +213,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """None: this epoch came from a savepoint or a branch."""
     published: dict[str, int] | None = None
     """Committables per sink, where they are published before the manifest is written."""
+    sink_rows: dict[str, int] = {}
+    """Per sink that no operator of its level feeds, the rows that came to it."""
 
 
 class EpochReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="epoch"):

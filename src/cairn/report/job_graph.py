@@ -54,8 +54,13 @@ class GraphTime(msgspec.Struct, frozen=True, kw_only=True):
 
 class GraphJoin(msgspec.Struct, frozen=True, kw_only=True):
     how: str
-    from_ms: int
-    to_ms: int
+    from_ms: int | None = None
+    to_ms: int | None = None
+    """Bounds of the right row's event time minus the left row's."""
+    ttl_ms: int | None = None
+    """The time that a row waits for matches, by the epoch's clock."""
+    is_as_of: bool = False
+    """Each left row is joined with the right row that was newest at its time."""
 
 
 class GraphState(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,6 +7,12 @@ from cairn.types.durations import span_text
 
 
 def join_text(join: GraphJoin) -> str:
+    if join.is_as_of:
+        return f"{join.how} join as of the time of left"
+    if join.ttl_ms is not None:
+        return f"{join.how} join, ttl {span_text(join.ttl_ms)}"
+    if join.from_ms is None or join.to_ms is None:
+        return f"{join.how} join"
     low, high = (
         f"{'-' if bound < 0 else ''}{span_text(abs(bound))}" for bound in (join.from_ms, join.to_ms)
     )

@@ -96,6 +96,10 @@ class Sink(ABC):
     shows: Shows = "epochs"
     """With "epochs" readers see whole epochs, in order; with "pieces" an epoch appears in parts."""
 
+    drops_rows: bool = False
+    """True if the sink needs no rows: those that come to it without an operator are only counted,
+    in Spark, and `writer` never gets them."""
+
     context: SinkContext
 
     def __getstate__(self) -> dict[str, Any]:

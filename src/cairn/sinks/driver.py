@@ -137,6 +137,8 @@ class _NoopWriter(Writer):
 class Noop(_DriverSink):
     """Drops its rows, like Spark's `noop` format: to measure the job without a sink."""
 
+    drops_rows = True
+
     def writer(self, epoch: int, subtask: int, execution: Execution) -> Writer:
         return _NoopWriter()
 

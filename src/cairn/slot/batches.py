@@ -1,10 +1,12 @@
 """A function called by the batch, with Arrow in and Arrow out.
 
 Spark hands over rows in small batches. A call costs some numpy calls whatever its size,
-so rows are gathered until there are enough of them.
+so rows are gathered until there are enough of them. Gathered rows of connected streams become one
+call for each input that has rows, in the order in which the inputs are connected.
 
 Always true here:
 - how rows are cut into calls depends on the rows alone;
+- a call has rows of one input, in the order in which they came;
 - what leaves has the declared schema, in batches of bounded size;
 - after `end_rows` nothing is held back.
 """
@@ -19,8 +21,10 @@ import pyarrow as pa
 
 from cairn.errors import FunctionError
 from cairn.functions import BatchProcess, hooks_of
+from cairn.protocol.spec import InletSpec, OperatorSpec
 from cairn.slot.context import SlotContext
 from cairn.slot.outlet import Outlet
+from cairn.slot.reader import split_lanes
 from cairn.types import type_ddl
 
 if TYPE_CHECKING:
@@ -30,6 +34,46 @@ CALL_ROWS_MAX = 256 * 1024
 CALL_BYTES_TARGET = 64 << 20
 EMIT_ROWS_MAX = 64 * 1024
 EMIT_BYTES_TARGET = 16 << 20
+
+
+class BatchInput:
+    """An input of the operator: its gathered rows, and the method that they are passed to."""
+
+    def __init__(self, spec: OperatorSpec, inlet: InletSpec, function: BatchProcess) -> None:
+        self.inlet = inlet
+        method = f"on_{inlet.name}" if inlet.name else "process"
+        self.where = f"{method}()"
+        self.handler = getattr(function, method)
+        self._key_fields = spec.key_fields
+        self._times: list[pa.Array] = []
+        self._rows: list[pa.StructArray] = []
+
+    def clear(self) -> None:
+        self._times, self._rows = [], []
+
+    def add(self, times: pa.Array | None, rows: pa.StructArray) -> None:
+        self._rows.append(rows)
+        if times is not None:
+            self._times.append(times)
+
+    def take(self) -> tuple[pa.Array | None, pa.StructArray] | None:
+        """Return all gathered rows with their times; None without rows."""
+        if not self._rows:
+            return None
+        taken = _concat(self._times) if self._times else None, _concat(self._rows)
+        self.clear()
+        return taken
+
+    def keys(self, rows: pa.StructArray) -> pa.Array:
+        """Return the key of each row, in the type in which all inputs compare their keys."""
+        columns = [
+            column if column.type == field.type else column.cast(field.type)
+            for name, field in zip(self.inlet.keys, self._key_fields, strict=True)
+            for column in (rows.field(name),)
+        ]
+        if len(columns) == 1:
+            return columns[0]
+        return pa.StructArray.from_arrays(columns, fields=self._key_fields)
 
 
 class BatchRunner:
@@ -44,12 +88,15 @@ class BatchRunner:
             for outlet in operator.outlets
             if outlet.tag is not None
         }
-        self._gathered: list[tuple[pa.Array | None, pa.StructArray]] = []
+        spec = operator.spec
+        self._inputs = [BatchInput(spec, inlet, function) for inlet in spec.row_inlets]
+        self._is_connected = bool(spec.inlets[0].name)
         self._rows = 0
         self._rows_max = CALL_ROWS_MAX
 
     def reset(self) -> None:
-        self._gathered.clear()
+        for each in self._inputs:
+            each.clear()
         self._rows = 0
         self._rows_max = 0
         context = self._operator.context
@@ -66,31 +113,40 @@ class BatchRunner:
         while len(rows):
             room = self._rows_max - self._rows
             part = rows.slice(0, room)
-            self._gathered.append((None if times is None else times.slice(0, room), part))
+            self._gather(None if times is None else times.slice(0, room), part)
             self._rows += len(part)
             rows = rows.slice(room)
             times = None if times is None else times.slice(room)
             if self._rows >= self._rows_max:
                 self.flush()
 
+    def _gather(self, times: pa.Array | None, rows: pa.StructArray) -> None:
+        if not self._is_connected:
+            self._inputs[0].add(times, rows)
+            return
+        inlets = [each.inlet for each in self._inputs]
+        for each, mine in zip(self._inputs, split_lanes(times, rows, inlets), strict=True):
+            if mine is not None:
+                each.add(*mine)
+
     def flush(self) -> None:
         """Call the function with what is gathered."""
-        if not self._gathered:
-            return
-        gathered, self._gathered, self._rows = self._gathered, [], 0
-        times = [times for times, _ in gathered if times is not None]
-        self._process(_concat(times) if times else None, _concat([rows for _, rows in gathered]))
+        self._rows = 0
+        for each in self._inputs:
+            gathered = each.take()
+            if gathered is not None:
+                self._process(each, *gathered)
 
-    def _process(self, times: pa.Array | None, rows: pa.StructArray) -> None:
-        context, batch = self._batch(times, rows)
-        self._call("process()", partial(self._function.process, batch, context))
+    def _process(self, input: BatchInput, times: pa.Array | None, rows: pa.StructArray) -> None:
+        context, batch = self._batch(input, times, rows)
+        self._call(input.where, partial(input.handler, batch, context))
 
     def _batch(
-        self, times: pa.Array | None, rows: pa.StructArray
+        self, input: BatchInput, times: pa.Array | None, rows: pa.StructArray
     ) -> tuple[SlotContext, pa.RecordBatch]:
         """Return the arguments of the function for some rows."""
         context = self._operator.context
-        context.keys = self._keys(rows)
+        context.keys = input.keys(rows)
         context.times_us = times
         return context, pa.RecordBatch.from_struct_array(rows)
 
@@ -99,13 +155,6 @@ class BatchRunner:
         context = self._operator.context
         context.keys = context.times_us = None
         self._call("end_epoch()", partial(self._function.end_epoch, context))
-
-    def _keys(self, rows: pa.StructArray) -> pa.Array:
-        spec = self._operator.spec
-        columns = [rows.field(name) for name in spec.keys]
-        if len(columns) == 1:
-            return columns[0]
-        return pa.StructArray.from_arrays(columns, fields=list(spec.key_type))
 
     def _call(self, where: str, function: Any) -> None:
         operator = self._operator

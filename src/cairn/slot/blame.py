@@ -32,7 +32,9 @@ class Blame:
         """Return an error that cairn raised inside the function, with the row or timer."""
         if "timer" in error.facts:
             return error
-        cause = {"row": short(row)} if timer is None else {"timer": timer}
+        cause = {} if row is None else {"row": short(row)}
+        if timer is not None:
+            cause = {"timer": timer}
         return self.place(error, where, key=short(self._operator.context.key), **cause)
 
     def describe(
@@ -43,14 +45,18 @@ class Blame:
         *,
         timer: str | None = None,
         called: Any = None,
+        has_key: bool = False,
     ) -> CairnError:
-        """Return an error of the user's code, with the place it comes from."""
+        """Return an error of the user's code, with the place it comes from.
+
+        It names the key if it is about a row or a timer, or if `has_key`.
+        """
         facts: dict[str, str] = {}
         if row is not None:
             facts["row"] = short(row)
         if timer is not None:
             facts["timer"] = timer
-        if facts:
+        if facts or has_key:
             facts = {"key": short(self._operator.context.key), **facts}
         return function_error(self._uid, where, error, called or self._method(where), **facts)
 

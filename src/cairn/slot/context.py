@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
+from cairn.backends.handles.framed import Frame
 from cairn.errors import FunctionError
 from cairn.functions import Timers
 from cairn.metrics import Metrics
@@ -30,10 +31,12 @@ class SlotContext:
 
     __slots__ = (
         "_broadcast",
+        "at",
         "count_late",
         "epoch",
         "event_time_ms",
         "floor_ms",
+        "frame",
         "group",
         "key",
         "keys",
@@ -53,6 +56,9 @@ class SlotContext:
     def __init__(self) -> None:
         self.key: Any = None
         self.group: Any = 0
+        self.frame = Frame()
+        """Rows whose state is read together; the current one is at place `at` of it."""
+        self.at = 0
         self._broadcast: Any = None
         self.keys: Any = None
         """In a BatchProcess: the keys of the batch at hand, and below their event times."""

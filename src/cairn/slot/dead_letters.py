@@ -17,8 +17,8 @@ Always true here:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -41,9 +41,10 @@ from cairn.protocol.letters import (
     traceback_text,
 )
 from cairn.report.epoch import LetterSample
-from cairn.slot.batches import BatchRunner
+from cairn.slot.batches import BatchInput, BatchRunner
+from cairn.slot.gather import Rows
 from cairn.slot.outlet import Outlet
-from cairn.slot.records import Kind, RecordRunner
+from cairn.slot.records import Kind, RecordRunner, Scope
 from cairn.slot.sifted_outlet import SiftedOutlet
 from cairn.slot.timers import timer_text
 from cairn.types import row_class
@@ -143,6 +144,10 @@ def check_forgivable(error: Exception) -> None:
         raise error
 
 
+EPOCH_END = '{"call":"on_epoch_end"}'
+"""In place of the row, in the letter of a key whose `on_epoch_end` failed."""
+
+
 class RecordSifter(RecordRunner):
     """Runs a function row by row; rows that it fails on are put aside."""
 
@@ -153,6 +158,7 @@ class RecordSifter(RecordRunner):
         letters: DeadLetters,
     ) -> None:
         super().__init__(operator, function)
+        self._columns = None  # A letter has the whole row.
         self._letters = letters
         outlets = [o for o in operator.outlets if isinstance(o, SiftedOutlet)]
         # The main one first.
@@ -162,7 +168,14 @@ class RecordSifter(RecordRunner):
         super().reset()
         self._letters.reset()
 
-    def _run_rows(self, scoped: Iterator[Any], remaining: int) -> None:
+    def _run_rows(self, gathered: Rows, scope: Scope, columns: Sequence[Iterable[Any]]) -> None:
+        groups = gathered.groups.to_numpy().tolist()
+        keys, times_ms = scope.get("key", repeat(None)), scope.get("event_time_ms", repeat(None))
+        (rows,) = columns
+        scoped: Iterator[Any] = zip(repeat(0), groups, keys, times_ms, rows, strict=False)
+        if self._fires_between_rows:
+            assert self._timers is not None
+            scoped = self._with_timers(scoped, self._timers.event)
         context = self._operator.context
         process = self._process_row
         main, *sides = outlets = self._sifted
@@ -170,7 +183,7 @@ class RecordSifter(RecordRunner):
         journal = self._letters.journal
         journal.clear()
         row: Any = None
-        for context.group, context.key, context.event_time_ms, row in scoped:
+        for _, context.group, context.key, context.event_time_ms, row in scoped:
             try:
                 result = process(row, context)
                 if result is not None:
@@ -225,6 +238,20 @@ class RecordSifter(RecordRunner):
                 self._tell_of_failure(function, kind, time_ms)
             self._row_done()
 
+    def _call_epoch_end(self, touched: Iterable[tuple[int, int, Any]]) -> None:
+        context = self._operator.context
+        function = self._function
+        assert isinstance(function, KeyedProcess), "only these have on_epoch_end"
+        for context.at, context.group, context.key in touched:
+            try:
+                result = function.on_epoch_end(context)
+                if result is not None:
+                    self._operator.main.emit_all("on_epoch_end()", result)
+                self._check()
+            except Exception as error:
+                self._put_aside(error, EPOCH_END)
+            self._row_done()
+
     def _tell_of_failure(self, function: KeyedProcess[Any], kind: Kind, time_ms: int) -> None:
         operator = self._operator
         try:
@@ -271,9 +298,6 @@ class BatchSifter(BatchRunner):
         self._letters = letters
         self._held: list[tuple[Outlet, pa.RecordBatch]] | None = None
         """Output of the current call."""
-        schema = operator.spec.schema
-        self._columns = [codec(field.type) for field in schema]
-        self._row = partial(tuple.__new__, row_class(schema))
         self._key_codec = codec(operator.spec.key_type)
 
     def reset(self) -> None:
@@ -286,22 +310,22 @@ class BatchSifter(BatchRunner):
         super().end_rows()
         self._letters.journal.clear()
 
-    def _process(self, times: pa.Array | None, rows: pa.StructArray) -> None:
+    def _process(self, input: BatchInput, times: pa.Array | None, rows: pa.StructArray) -> None:
         journal = self._letters.journal
         waiting = [(times, rows)]
         while waiting:
             times, rows = waiting.pop()
             held = self._held = []
             try:
-                context, batch = self._batch(times, rows)
-                result = self._function.process(batch, context)
-                self._emit(self._operator.main, "process()", result)
+                context, batch = self._batch(input, times, rows)
+                result = input.handler(batch, context)
+                self._emit(self._operator.main, input.where, result)
             except Exception as error:
                 check_forgivable(error)
                 journal.undo()
                 self._held = None
                 if len(rows) == 1:
-                    self._put_aside(error, times, rows)
+                    self._put_aside(error, input, times, rows)
                 else:
                     # In order: the first half is done, whole, before the second.
                     half = len(rows) // 2
@@ -321,14 +345,18 @@ class BatchSifter(BatchRunner):
         else:
             self._held.append((outlet, batch))
 
-    def _put_aside(self, error: Exception, times: pa.Array | None, rows: pa.StructArray) -> None:
-        context = self._operator.context
-        columns = zip(self._columns, rows.flatten(), strict=True)
+    def _put_aside(
+        self, error: Exception, input: BatchInput, times: pa.Array | None, rows: pa.StructArray
+    ) -> None:
+        schema = input.inlet.schema
+        columns = zip(schema, rows.flatten(), strict=True)
+        row = [codec(field.type).decode(array)[0] for field, array in columns]
         time_us = None if times is None else times[0].as_py()
         self._letters.add(
             error,
-            key=self._key_codec.decode_keys(self._keys(rows))[0],
-            row=json_text(self._row([column.decode(array)[0] for column, array in columns])),
+            input=input.inlet.name or None,
+            key=self._key_codec.decode_keys(input.keys(rows))[0],
+            row=json_text(tuple.__new__(row_class(schema), row)),
             time_ms=None if time_us is None else time_us // 1000,
-            epoch=context.epoch,
+            epoch=self._operator.context.epoch,
         )

@@ -23,8 +23,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from cairn.backends.contract import Backend
-from cairn.backends.handles import make_batch_table
-from cairn.backends.overlay import Table, make_table
+from cairn.backends.overlay import MakeTable, Table, make_table
 from cairn.backends.packing import Form, Packing, form_of, pack_held, packing_of
 from cairn.errors import FunctionError
 from cairn.functions import EVENT_TIMERS
@@ -76,16 +75,15 @@ class Holding:
         self.tables: dict[str, Table] = {}
         self.timers: Timers | None = None
         """The timers of a function that sets any."""
-        self._by_batch = False
+        self._make_table: MakeTable = make_table
         self.is_adopted = False
         """Another version of the operator has this state now."""
         self.lock = threading.Lock()
         self._asked: dict[str, _Asked] = {}
 
-    def declare(self, states: Mapping[str, Declaration], *, by_batch: bool = False) -> None:
+    def declare(self, states: Mapping[str, Declaration], make: MakeTable = make_table) -> None:
         """Make the tables known, so that state can be restored and handles be made."""
-        self._by_batch = by_batch
-        make = make_batch_table if by_batch else make_table
+        self._make_table = make
         for name, declaration in states.items():
             table = self.tables.get(name)
             if table is None:
@@ -108,7 +106,7 @@ class Holding:
             self.backend, self.tables, self.timers = other.backend, other.tables, other.timers
             self.groups, self.version, self.pending = other.groups, other.version, other.pending
             other.is_adopted = True
-            self.declare(declared, by_batch=self._by_batch)
+            self.declare(declared, self._make_table)
         return True
 
     def own(self, subtask: int, parallelism: int) -> range:

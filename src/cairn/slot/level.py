@@ -1,7 +1,7 @@
 """One level of a job in a slot: its operators and sinks, and the attempt under way.
 
     begin(token, begin)     per attempt: bring each operator to the parent's version
-    run(token, batch)       rows in; envelope batches go to `send`
+    run(token, batch)       rows in; rows for later levels go to `send`
     finish(token) -> Ack    delta and sink output durable, then acknowledged
 
 Always true here:
@@ -33,14 +33,13 @@ from cairn.errors import EpochError
 from cairn.ids import new_id
 from cairn.key_groups import groups_of
 from cairn.logs import scope as log_scope
+from cairn.protocol.envelope import LANE
 from cairn.protocol.messages import Ack, Begin, Compacted, Report, Token
 from cairn.protocol.spec import (
     FeedbackSpec,
     InletSpec,
     JobSpec,
     LevelSpec,
-    envelope_schema,
-    lane_name,
 )
 from cairn.sinks.base import Execution
 from cairn.slot.compactor import Compactor
@@ -49,7 +48,7 @@ from cairn.slot.finishing import Finishing
 from cairn.slot.gather import Rows
 from cairn.slot.holding import Holding
 from cairn.slot.operator import Operator
-from cairn.slot.reader import in_declared_types, pick_lanes, put_into_lane
+from cairn.slot.reader import mix_lanes, put_into_lane
 from cairn.slot.redistribution import redistribute
 from cairn.slot.restore import base_work, merge_work, restore, write_base
 from cairn.slot.sink import SinkRuntime
@@ -74,6 +73,13 @@ class StaleTokenError(EpochError):
 def _lane(inlet: InletSpec) -> int:
     assert inlet.lane is not None, "what comes through a shuffle has a lane"
     return inlet.lane
+
+
+def _groups(batch: pa.RecordBatch) -> pa.Array:
+    """Return the key groups of rows: 0 in a level without keys."""
+    if "group" in batch.schema.names:
+        return batch["group"]
+    return pa.array(np.zeros(batch.num_rows, np.int32))
 
 
 class LevelRuntime:
@@ -117,7 +123,6 @@ class LevelRuntime:
         """Per operator, what loops send back to it."""
         self._returned: dict[str, list[tuple[FeedbackSpec, Rows]]] = {}
         """The same in this attempt, until it is processed."""
-        self.schema = envelope_schema(spec.lanes)
         self._send: Send = lambda batch: None
         self.restored = False
         self.begin_ms = self.process_ms = self.snapshot_ms = 0.0
@@ -148,21 +153,7 @@ class LevelRuntime:
         return [holding for operator in self.operators for holding in operator.holdings]
 
     def _lane_target(self, lane: int) -> Send:
-        fields = list(self.schema)
-
-        def send(batch: pa.RecordBatch) -> None:
-            count = batch.num_rows
-            columns: list[pa.Array] = [pa.array(np.full(count, lane, np.int32))]
-            for field in fields[1:]:
-                if field.name == lane_name(lane):
-                    # By name: united streams may differ in the order of their columns.
-                    parts = [batch[part.name] for part in field.type]
-                    columns.append(pa.StructArray.from_arrays(parts, fields=list(field.type)))
-                else:
-                    columns.append(pa.nulls(count, field.type))
-            self._send(pa.RecordBatch.from_arrays(columns, schema=self.schema))
-
-        return send
+        return lambda batch: self._send(self.spec.outgoing.pack(lane, batch))
 
     def check(self, token: Token) -> None:
         if token < self._newest:
@@ -338,9 +329,9 @@ class LevelRuntime:
                 if not mine.num_rows:
                     continue
                 assert consumer.spec.lane is not None
-                rows = mine[lane_name(consumer.spec.lane)]
+                rows = self.spec.incoming.open(mine, consumer.spec.lane)
                 if isinstance(consumer, Feedback):
-                    consumer.run(mine["group"], rows)
+                    consumer.run(_groups(mine), rows)
                 else:
                     consumer.write(pa.RecordBatch.from_struct_array(rows))
             self.process_ms += (time.perf_counter() - started) * 1000
@@ -354,21 +345,26 @@ class LevelRuntime:
             theirs = self._in_lanes(batch, broadcast.lane)
             if theirs.num_rows:
                 times = theirs["time"] if broadcast.event_time else None
-                operator.run_broadcast(times, theirs[lane_name(_lane(broadcast))])
+                operator.run_broadcast(times, self.spec.incoming.open(theirs, _lane(broadcast)))
         mine = self._in_lanes(batch, *(inlet.lane for inlet in spec.row_inlets))
         if not mine.num_rows:
             return
         self._run_returned(operator)
-        if self._returns[spec.uid]:
-            mine = in_declared_types(mine, spec.row_inlets)
         main = spec.inlets[0]
-        rows = pick_lanes(mine, spec.row_inlets) if main.name else mine[lane_name(_lane(main))]
-        operator.run(mine["group"], mine["time"] if main.event_time else None, rows)
+        # Rows that a loop sent back are in declared types, and the two are put together.
+        parts = {
+            _lane(inlet): self.spec.incoming.open(
+                mine, _lane(inlet), in_declared_types=bool(self._returns[spec.uid])
+            )
+            for inlet in spec.row_inlets
+        }
+        rows = mix_lanes(mine[LANE], parts) if main.name else parts[_lane(main)]
+        operator.run(_groups(mine), mine["time"] if main.event_time else None, rows)
 
     def _in_lanes(self, batch: pa.RecordBatch, *lanes: int | None) -> pa.RecordBatch:
         if len(lanes) == self._lane_count:
             return batch
-        return batch.filter(pc.is_in(batch["lane"], pa.array(lanes, pa.int32())))
+        return batch.filter(pc.is_in(batch[LANE], pa.array(lanes, pa.int32())))
 
     def finish(self, token: Token) -> Ack:
         """Make delta and output durable, then say so."""
@@ -402,7 +398,8 @@ class LevelRuntime:
                     committables[uid] = committable
             crash_point("slot.sink.prepared")
             self.snapshot_ms = (time.perf_counter() - ended) * 1000
-            return Ack(self.spec.index, self._subtask, operators, committables)
+            counted = {uid: s.rows for uid, s in self.sinks.items() if s.spec.lane is not None}
+            return Ack(self.spec.index, self._subtask, operators, committables, counted)
 
     def report(
         self,

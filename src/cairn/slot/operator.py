@@ -17,19 +17,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cairn.backends.contract import Backend
-from cairn.backends.handles import make_batch_handle, make_handle, make_journaled_handle
+from cairn.backends.handles import (
+    make_batch_handle,
+    make_batch_table,
+    make_handle,
+    make_journaled_handle,
+)
 from cairn.backends.handles.broadcast import BroadcastHandle
+from cairn.backends.handles.framed import Frame, make_row_table
 from cairn.backends.handles.operator_list import OperatorListHandle
 from cairn.backends.heap.backend import HeapBackend
 from cairn.backends.journal import Journal
-from cairn.backends.overlay import Table
+from cairn.backends.overlay import MakeTable, Table, make_table
 from cairn.errors import FunctionError
 from cairn.functions import (
     BatchProcess,
     Function,
+    KeyedProcess,
     PartialProcess,
     bind_state,
     find_states,
+    has_timers,
     hooks_of,
 )
 from cairn.logs import scope as log_scope
@@ -260,12 +268,19 @@ class Operator:
         """Make the tables known before the function is opened, so that state can be restored."""
         if not self._is_declared:
             function = self.spec.load()
-            by_batch = isinstance(function, BatchProcess)
-            self.state.declare(own_states(function), by_batch=by_batch)
+            self.state.declare(own_states(function), self._table_maker(function))
             if self.shared is not None:
                 assert self.spec.broadcast is not None
                 self.shared.declare({self.spec.broadcast.name: self.spec.broadcast})
             self._is_declared = True
+
+    def _table_maker(self, function: Function) -> MakeTable:
+        if isinstance(function, BatchProcess):
+            return make_batch_table
+        # Timers and rows that are undone use state one key at a time.
+        if isinstance(function, KeyedProcess) and not has_timers(function):
+            return make_table if self.spec.on_error == "dead-letter" else make_row_table
+        return make_table
 
     def _bind(self, function: Function) -> None:
         """Give the function its state."""
@@ -275,8 +290,9 @@ class Operator:
         by_batch = isinstance(function, BatchProcess)
         declared = find_states(function)
         self.declare()
-        self.state.declare(own_states(function), by_batch=by_batch)
+        self.state.declare(own_states(function), self._table_maker(function))
         self._lists, self._broadcast = [], None
+        frame = self.context.frame = Frame()
         for holding in self.holdings:
             for table in holding.tables.values():
                 table.journal = self.journal
@@ -287,6 +303,7 @@ class Operator:
             elif name.isidentifier():
                 handle = make_one(table, self.context)
                 bind_state(function, name, handle)
+                frame.add(handle)
                 if isinstance(handle, OperatorListHandle):
                     self._lists.append(handle)
         if self.shared is not None:

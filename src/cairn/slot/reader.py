@@ -7,7 +7,7 @@ Always true here:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import repeat
 from typing import Any
@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from cairn.protocol.spec import InletSpec, lane_name
 from cairn.types import row_class
 from cairn.types.codec import codec
+from cairn.types.codec.core import Values, cast_to
 
 
 class RowReader:
@@ -28,6 +29,7 @@ class RowReader:
         """`key_names`: what the columns of a key of several are called; as the inlet has them."""
         schema = inlet.schema
         self._row = partial(tuple.__new__, row_class(schema))
+        self._names = schema.names
         self._columns = [codec(field.type) for field in schema]
         self._key_at = [schema.names.index(name) for name in inlet.keys]
         self._key_codecs = [codec(schema.field(name).type) for name in inlet.keys]
@@ -40,11 +42,32 @@ class RowReader:
             for column, array in zip(self._columns, rows.flatten(), strict=True)
         ]
         made = map(self._row, zip(*columns, strict=True)) if columns else repeat((), len(rows))
-        return made, self._keys(columns, rows)
+        return made, self._keys(dict(enumerate(columns)), rows)
 
-    def _keys(self, columns: list[list[Any]], rows: pa.StructArray) -> Iterable[Any]:
+    def read_columns(
+        self, rows: pa.StructArray, names: Sequence[str]
+    ) -> tuple[list[Values], Iterable[Any]]:
+        """(columns, keys): some columns only."""
+        columns: dict[int, Values] = {}
+        for name in names:
+            at = self._names.index(name)
+            columns[at] = self._columns[at].decode(rows.field(at))
+        return list(columns.values()), self._keys(columns, rows)
+
+    def key_array(self, rows: pa.StructArray, type: pa.DataType) -> pa.Array:
+        """Return the keys as a column of this type: the column, or a struct of several."""
+        columns = [rows.field(at) for at in self._key_at]
+        if len(columns) == 1:
+            return cast_to(type, columns[0])
+        cast = [cast_to(f.type, column) for f, column in zip(type, columns, strict=True)]
+        return pa.StructArray.from_arrays(cast, fields=list(type))
+
+    def _keys(self, columns: dict[int, Values], rows: pa.StructArray) -> Iterable[Any]:
+        """Return the keys; `columns` are those decoded already, by position."""
         parts = [
-            columns[at] if keys.read_keys is keys.read else keys.decode_keys(rows.field(at))
+            columns[at]
+            if at in columns and keys.read_keys is keys.read
+            else keys.decode_keys(rows.field(at))
             for at, keys in zip(self._key_at, self._key_codecs, strict=True)
         ]
         if not parts:
@@ -77,10 +100,32 @@ class ConnectedReader:
         return made, keys
 
 
-def pick_lanes(batch: pa.RecordBatch, inlets: Sequence[InletSpec]) -> pa.StructArray:
-    """Return the lanes of a mixed batch that a ConnectedReader reads."""
-    names = ["lane", *(lane_name(inlet.lane) for inlet in inlets if inlet.lane is not None)]
-    return pa.StructArray.from_arrays([batch[name] for name in names], names=names)
+def mix_lanes(lanes: pa.Array, rows: Mapping[int, pa.StructArray]) -> pa.StructArray:
+    """Return rows of several lanes in the form that a ConnectedReader reads."""
+    names = ["lane", *map(lane_name, rows)]
+    return pa.StructArray.from_arrays([lanes, *rows.values()], names=names)
+
+
+def split_lanes(
+    times: pa.Array | None, rows: pa.StructArray, inlets: Sequence[InletSpec]
+) -> list[tuple[pa.Array | None, pa.StructArray] | None]:
+    """Return the rows of each input with their times, in order; None for an input without rows."""
+    lanes = rows.field("lane").to_numpy()
+    found: list[tuple[pa.Array | None, pa.StructArray] | None] = []
+    for inlet in inlets:
+        assert inlet.lane is not None, "connected inputs come through shuffles"
+        is_mine = lanes == inlet.lane
+        count = int(np.count_nonzero(is_mine))
+        if not count:
+            found.append(None)
+            continue
+        mine = rows.field(lane_name(inlet.lane))
+        if count == len(rows):
+            found.append((times, mine))
+        else:
+            mask = pa.array(is_mine)
+            found.append((None if times is None else times.filter(mask), mine.filter(mask)))
+    return found
 
 
 def put_into_lane(rows: pa.StructArray, inlets: Sequence[InletSpec], target: int) -> pa.StructArray:
@@ -94,25 +139,6 @@ def put_into_lane(rows: pa.StructArray, inlets: Sequence[InletSpec], target: int
         columns.append(rows if inlet.lane == lane else pa.nulls(len(rows), struct))
         names.append(lane_name(inlet.lane))
     return pa.StructArray.from_arrays(columns, names=names)
-
-
-def in_declared_types(batch: pa.RecordBatch, inlets: Sequence[InletSpec]) -> pa.RecordBatch:
-    """The same with the rows of the inlets in the types that these declare.
-
-    Spark's have the time zone of its session, and know of columns that are never null. What
-    was kept of a loop does not, and the two are put together.
-    """
-    for inlet in inlets:
-        assert inlet.lane is not None, "rows of a batch came by a lane"
-        at = batch.schema.get_field_index(lane_name(inlet.lane))
-        rows, fields = batch.column(at), list(inlet.schema)
-        if rows.type.equals(pa.struct(fields)):
-            continue
-        # Rows of other lanes are null here.
-        columns = [rows.field(field.name).cast(field.type) for field in fields]
-        cast = pa.StructArray.from_arrays(columns, fields=fields, mask=rows.is_null())
-        batch = batch.set_column(at, lane_name(inlet.lane), cast)
-    return batch
 
 
 def times_of(batch: pa.RecordBatch, inlet: InletSpec) -> pa.Array | None:

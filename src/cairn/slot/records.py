@@ -10,24 +10,31 @@ Always true here:
 - rows of a key are processed in the order they come; among event timers, all rows are;
 - what gathered rows caused has left the slot before more are gathered;
 - a timer is gone from the state before `on_timer` is called for it;
+- `on_epoch_end` comes after all rows and timers, except timers that it sets itself;
 - which timers are called, and in which order, depends on state, rows and the epoch alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice, repeat
+from operator import length_hint
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import pyarrow as pa
 
+from cairn.backends.columnar.name_parts import Ints
+from cairn.backends.columnar.table import ColumnTable
 from cairn.backends.contract import Backend
-from cairn.errors import FunctionError
-from cairn.functions import KeyedProcess, Process, hooks_of
+from cairn.backends.handles.framed import FRAME_ROWS
+from cairn.errors import CairnError, FunctionError
+from cairn.functions import KeyedProcess, Process, ends_epochs, hooks_of
 from cairn.slot.context import NoKey
-from cairn.slot.gather import Gather
+from cairn.slot.gather import Gather, Rows
 from cairn.slot.reader import ConnectedReader, RowReader
+from cairn.slot.row_loop import Loop, columns_read, make_loop, make_view
 from cairn.slot.timers import (
     KeyTimers,
     NoTimers,
@@ -35,15 +42,21 @@ from cairn.slot.timers import (
     UntimedKeyTimers,
     timer_text,
 )
+from cairn.slot.touched_keys import TouchedKeys
+from cairn.types.codec import codec
 
 if TYPE_CHECKING:
     from cairn.slot.operator import Operator
 
 PREFETCH_KEYS: Final = 1024
+EVENT_TIME_AT: Final = 3
+"""The event time of a row comes after its place, its key group and its key."""
 AGAIN_MAX: Final = 100_000
 FOREVER: Final = 1 << 62
 
 Kind = Literal["event", "processing"]
+Scope = dict[str, Sequence[Any]]
+"""Attributes of the context, with their values row by row."""
 
 IN_BROADCAST = NoKey("process_broadcast()")
 
@@ -70,6 +83,10 @@ class RecordRunner:
             self._reader = ConnectedReader(inlets)
             self._process_row = self._handle
             self._handlers = [getattr(function, f"on_{inlet.name}") for inlet in inlets]
+        self._touched: TouchedKeys | None = None
+        if ends_epochs(function):
+            self._touched = TouchedKeys(operator.journal)
+            self._process_row = self._touched.watch(self._process_row)
         self._inputs: Iterator[int] = iter(())
         self._input: int | None = None
         """The input of the current row, in connected streams."""
@@ -87,9 +104,24 @@ class RecordRunner:
         """Timers up to here are due in this epoch."""
         self._fires_between_rows = False
         self._gather = Gather()
+        self._is_keyed = bool(spec.keys)
+        self._key_codec = codec(spec.key_type)
+        # State in arrays is found by key alone.
+        in_arrays = [isinstance(table, ColumnTable) for table in operator.tables.values()]
+        is_group_needed = self._touched is not None or not in_arrays or not all(in_arrays)
+        self._uses_groups = self._is_keyed and is_group_needed
+        if not self._uses_groups:
+            self._gather = Gather(sort_rows_min=FOREVER)
+        self._columns: tuple[str, ...] | None = None
+        """The columns that the function reads, if it does nothing else with a row."""
+        if isinstance(self._reader, RowReader):
+            self._columns = columns_read(function.process, inlets[0].schema)
+        self._view = None if self._columns is None else make_view(self._columns)
 
     def reset(self) -> None:
         self._gather.reset()
+        if self._touched is not None:
+            self._touched.clear()
 
     def begin_rows(self) -> None:
         operator = self._operator
@@ -118,64 +150,114 @@ class RecordRunner:
 
     def run(self, groups: pa.Array, times: pa.Array | None, rows: pa.StructArray) -> None:
         if self._fires_between_rows:
-            self._process(groups, times, rows)
+            self._process(Rows(groups, times, rows))
         elif self._gather.add(groups, times, rows):
             self.flush()
 
     def flush(self) -> None:
         gathered = self._gather.take()
         if gathered is not None:
-            self._process(*gathered)
+            self._process(gathered)
 
-    def _process(self, groups: pa.Array, times: pa.Array | None, rows: pa.StructArray) -> None:
-        group_list = groups.to_numpy().tolist()
-        times_ms: Iterable[int | None] = repeat(None)
+    def _process(self, gathered: Rows) -> None:
+        """Call the function for each row."""
+        groups, times, rows = gathered
+        columns, keys = self._read(rows)
+        scope: Scope = {}
+        if self._uses_groups:
+            scope["group"] = groups.to_numpy().tolist()
+        if self._is_keyed:
+            scope["key"] = keys = list(keys)
         if times is not None:
-            times_ms = np.floor_divide(times.to_numpy(), 1000).tolist()
+            times_us = times.to_numpy()
+            scope["event_time_ms"] = np.floor_divide(times_us, 1000).tolist()
             if self._reads_row_times:
-                self._operator.context.row_times_us = iter(times.to_numpy().tolist())
-        row_tuples, keys = self._reader.read(rows)
+                self._operator.context.row_times_us = iter(times_us.tolist())
+        if self._prefetches:
+            self._operator.backend.prefetch(groups.to_numpy().tolist(), list(keys))
+        self._run_rows(gathered, scope, columns)
+
+    def _read(self, rows: pa.StructArray) -> tuple[Sequence[Iterable[Any]], Iterable[Any]]:
+        """Return the columns that the loop goes through, and the key of each row."""
+        if self._columns is not None:
+            assert isinstance(self._reader, RowReader), "connected rows are tuples"
+            return self._reader.read_columns(rows, self._columns)
+        made, keys = self._reader.read(rows)
         if isinstance(self._reader, ConnectedReader):
             self._inputs = iter(self._reader.inputs)
+        return [made], keys
+
+    def _run_rows(self, gathered: Rows, scope: Scope, columns: Sequence[Iterable[Any]]) -> None:
+        """Call the function for each row, frame by frame if it has state that is read so."""
+        groups, _, rows = gathered
+        loop = make_loop(("at", *scope), self._columns)
+        iterators = [iter(values) for values in (*scope.values(), *columns)]
+        frame = self._operator.context.frame
+        if not frame.handles:
+            self._run_loop(loop, range(len(rows)), iterators, rows)
+            return
+        for start in range(0, len(rows), FRAME_ROWS):
+            some = rows.slice(start, FRAME_ROWS)
+            keys = self._key_array(some, scope["key"][start : start + FRAME_ROWS])
+            with self._frame(keys, groups.slice(start, FRAME_ROWS).to_numpy()) as places:
+                self._run_loop(loop, places, iterators, some)
+
+    @contextmanager
+    def _frame(self, keys: pa.Array, groups: Ints) -> Iterator[list[int]]:
+        """Open a frame of these keys, with the place of each; close it at the end."""
+        frame = self._operator.context.frame
+        try:
+            yield frame.open(keys, groups)
+        except BaseException:
+            frame.drop()
+            raise
+        try:
+            frame.close()
+        except FunctionError as error:
+            raise self._operator.blame.place(error) from error
+
+    def _key_array(self, rows: pa.StructArray, keys: Sequence[Any]) -> pa.Array:
+        """Return the keys of rows as state has them."""
+        if isinstance(self._reader, RowReader):
+            return self._reader.key_array(rows, self._key_codec.arrow)
+        return self._key_codec.encode(list(keys))
+
+    def _run_loop(
+        self,
+        loop: Loop,
+        places: Sequence[int],
+        iterators: Sequence[Iterator[Any]],
+        rows: pa.StructArray,
+    ) -> None:
+        """Call the function for these rows, each with its place; iterators have the rest of it."""
         operator = self._operator
-        if self._prefetches:
-            keys = list(keys)
-            operator.backend.prefetch(group_list, keys)
-        scoped: Iterator[Any] = zip(group_list, keys, times_ms, row_tuples, strict=False)
+        main, counted = operator.main, iter(places)
+        # Places come first: when they end, nothing is taken from the others.
+        scoped: Iterator[Any] = zip(counted, *iterators, strict=False)
         if self._fires_between_rows:
             assert self._timers is not None
             scoped = self._with_timers(scoped, self._timers.event)
-        self._run_rows(scoped, len(group_list))
-
-    def _run_rows(self, scoped: Iterator[Any], remaining: int) -> None:
-        """Call the function for `remaining` rows; `scoped` has group, key, time and row of each."""
-        operator = self._operator
-        context = operator.context
-        main = operator.main
-        process = self._process_row
-        emit = main.rows.append
-        row: Any = None
         try:
-            while remaining > 0:
-                rows_max = main.rows_max
-                # The loop assigns straight to the context: the cheapest way to set the scope.
-                for context.group, context.key, context.event_time_ms, row in islice(
-                    scoped, rows_max
-                ):
-                    result = process(row, context)
-                    if result is None:
-                        continue
-                    if type(result) is tuple:
-                        emit(result)
-                    else:
-                        operator.main.emit_all(self._where, result)
-                remaining -= rows_max
+            while length_hint(counted):
+                some, emit = islice(scoped, main.rows_max), main.rows.append
+                loop(some, self._process_row, operator.context, self._view, emit, self._emit_other)
                 for outlet in operator.outlets:
                     outlet.flush()
-        except FunctionError as error:
-            raise operator.blame.locate(self._where, error, row) from error
         except Exception as error:
-            raise operator.blame.describe(self._where, error, row) from error
+            raise self._describe(error, rows, len(places) - length_hint(counted) - 1) from error
+
+    def _emit_other(self, result: Any) -> None:
+        self._operator.main.emit_all(self._where, result)
+
+    def _describe(self, error: Exception, rows: pa.StructArray, at: int) -> CairnError:
+        """Return the error to report of the row at this place; -1 if it was before the first."""
+        blame, row = self._operator.blame, None
+        if at >= 0:
+            # The loop may not have made it, or not all of it.
+            (row,) = self._reader.read(rows.slice(at, 1))[0]
+        if isinstance(error, FunctionError):
+            return blame.locate(self._where, error, row)
+        return blame.describe(self._where, error, row)
 
     def _handle(self, row: Any, context: Any) -> Any:
         """A row of connected streams, to the handler of the one it is of."""
@@ -229,15 +311,54 @@ class RecordRunner:
                 # After the rows that operators before this one have emitted by draining.
                 self._processing_until = FOREVER
             self._fire_due()
+        if self._touched is not None:
+            self._end_keys(self._touched.take())
+        if self._timers is not None:
             self._timers.release()
         self._operator.context.timers = NO_KEY
 
+    def _end_keys(self, touched: list[tuple[int, Any]]) -> None:
+        """Call `on_epoch_end` for these keys, then `on_timer` for timers that are due by that."""
+        operator = self._operator
+        operator.context.event_time_ms = None
+        is_framed = bool(operator.context.frame.handles)
+        size = FRAME_ROWS if is_framed else PREFETCH_KEYS
+        for start in range(0, len(touched), size):
+            groups, keys = zip(*touched[start : start + size], strict=True)
+            if self._prefetches:
+                operator.backend.prefetch(groups, keys)
+            if is_framed:
+                with self._frame(self._key_codec.encode(list(keys)), np.array(groups)) as places:
+                    self._call_epoch_end(zip(places, groups, keys, strict=True))
+            else:
+                self._call_epoch_end(zip(repeat(0), groups, keys, strict=False))
+            operator.flush()
+        if self._timers is not None:
+            self._fire_due()
+
+    def _call_epoch_end(self, touched: Iterable[tuple[int, int, Any]]) -> None:
+        """Call `on_epoch_end` for keys, each with its place in the frame and its key group."""
+        operator = self._operator
+        context = operator.context
+        assert isinstance(self._function, KeyedProcess), "only these have on_epoch_end"
+        on_epoch_end = self._function.on_epoch_end
+        try:
+            for context.at, context.group, context.key in touched:
+                result = on_epoch_end(context)
+                if result is not None:
+                    operator.main.emit_all("on_epoch_end()", result)
+        except FunctionError as error:
+            raise operator.blame.locate("on_epoch_end()", error) from error
+        except Exception as error:
+            raise operator.blame.describe("on_epoch_end()", error, has_key=True) from error
+
     def _with_timers(self, scoped: Iterator[Any], index: TimerIndex) -> Iterator[Any]:
         """The rows; before each one, the event timers up to its time that are due."""
+        at = EVENT_TIME_AT
         times, until = index.times, self._event_until
         for row in scoped:
-            if times and times[0] <= row[2] and times[0] <= until:
-                self._fire("event", index, min(row[2], until))
+            if times and times[0] <= row[at] and times[0] <= until:
+                self._fire("event", index, min(row[at], until))
             yield row
 
     def _fire_due(self) -> None:

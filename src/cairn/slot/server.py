@@ -33,7 +33,6 @@ from cairn.crash import crash_point
 from cairn.errors import CairnError
 from cairn.logs import configure_slot, logger, scope
 from cairn.protocol.messages import Begin, End, Failure, Token, ack_encoder
-from cairn.protocol.spec import ACK_LANE
 from cairn.slot.door import Door, open_door
 from cairn.slot.repeats import Repeats
 from cairn.slot.runtime import Runtime
@@ -195,9 +194,10 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
         call = call_decoder.decode(descriptor.command)
         token = call.token
         level = self.runtime.level(call.level)
+        outgoing = level.spec.outgoing
         started_ms = time.time_ns() // 1_000_000
         try:
-            writer.begin(level.schema)
+            writer.begin(outgoing.schema)
             level.attach(token, writer.write_batch)
             while True:
                 try:
@@ -216,10 +216,7 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
                 door="" if self._door is None else self._door.address,
                 slot_id=self.slot_id,
             )
-            columns = [pa.array([ACK_LANE], pa.int32())]
-            columns += [pa.nulls(1, field.type) for field in list(level.schema)[1:-1]]
-            columns.append(pa.array([ack_encoder.encode(ack)], pa.binary()))
-            last = pa.RecordBatch.from_arrays(columns, schema=level.schema)
+            last = outgoing.pack_acks(pa.array([ack_encoder.encode(ack)], pa.binary()))
             writer.write_with_metadata(last, DONE + msgspec.msgpack.encode(report))
             crash_point("slot.acknowledged")
         except Exception as error:

@@ -31,16 +31,20 @@ class SinkRuntime:
             self.sink.open(context)
         self.writer: Writer | None = None
         self.told_of: int | None = None
+        self.rows = 0
+        """Rows of the attempt."""
 
     def begin(self, begin: Begin, subtask: int) -> None:
         self.abort()
         self.note_committed(begin.parent)
+        self.rows = 0
         with self._name_errors():
             self.writer = self.sink.writer(begin.epoch, subtask, begin.execution)
 
     def write(self, batch: pa.RecordBatch) -> None:
         assert self.writer is not None, "a sink is written to between begin and prepare"
         batch = fit(batch, self.spec.schema)
+        self.rows += batch.num_rows
         with self._name_errors():
             self.writer.write(batch)
 

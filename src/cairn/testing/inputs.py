@@ -19,8 +19,8 @@ from cairn.errors import PlanError
 from cairn.key_groups import key_hasher
 from cairn.plan.check import check_event_time, check_keys, check_same_keys
 from cairn.plan.graph import common_type
-from cairn.protocol.spec import InletSpec, lane_name
-from cairn.slot.reader import pick_lanes
+from cairn.protocol.spec import InletSpec
+from cairn.slot.reader import mix_lanes
 from cairn.types import contains_map, parse_schema
 from cairn.types.codec import ValueTypeError, codec
 
@@ -150,14 +150,14 @@ class Inputs:
             (rows,) = encoded
             return rows.take(pa.array([row for _, row in places], pa.int64()))
         lanes = {each.inlet.lane: at for at, each in enumerate(inputs)}
-        columns = {"lane": pa.array([inputs[at].inlet.lane for at, _ in places], pa.int32())}
+        columns = {}
         for inlet in self.inlets:
             lane, at = inlet.lane, lanes.get(inlet.lane)
             assert lane is not None
             rows = Input(inlet).encode([]) if at is None else encoded[at]
             taken = [row if of == at else None for of, row in places]
-            columns[lane_name(lane)] = rows.take(pa.array(taken, pa.int64()))
-        return pick_lanes(pa.RecordBatch.from_pydict(columns), self.inlets)
+            columns[lane] = rows.take(pa.array(taken, pa.int64()))
+        return mix_lanes(pa.array([inputs[at].inlet.lane for at, _ in places], pa.int32()), columns)
 
 
 def _by_name(schemas: Mapping[str, Any], given: Any) -> dict[str, Any]:

@@ -7,7 +7,9 @@ slot.
 Always true here:
 - input is written and output is read on two threads, with a bounded queue between: one thread
   doing both would deadlock when the output is larger than the transport's window;
-- the subtask is taken from the data (the pin column), never from the partition number;
+- the subtask is the number of the partition, because each level is shuffled by subtask into as many
+  partitions as there are subtasks and nothing joins or splits them; a row whose key group belongs
+  to another subtask fails the task;
 - it holds no state: any worker can forward any epoch.
 """
 
@@ -26,8 +28,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.flight as flight
 
+from cairn.key_groups import groups_of
+from cairn.protocol.envelope import ACK, LANE, Envelope
 from cairn.protocol.messages import Begin, Failure, begin_decoder, pack_failure
-from cairn.protocol.spec import lane_name
 from cairn.slot.process import SlotHome, executor_process
 from cairn.slot.server import DONE, ENDED, FAILED, LOAD_FIRST, Call, Loaded
 
@@ -52,14 +55,18 @@ class SubtaskError(RuntimeError):
 
 @dataclass(eq=False, repr=False)
 class Forward:
-    """For `mapInArrow`: batches of a level's input in, batches of the envelope out."""
+    """For `mapInArrow`: batches of a level's input in, batches of its output out."""
 
     _clients: ClassVar[dict[str, flight.FlightClient]] = {}
 
     run_id: str
     level: int
     lanes: tuple[int, ...]
-    schema: pa.Schema
+    """The lanes that the level consumes. Those of its input that are not here pass it."""
+    incoming: Envelope
+    outgoing: Envelope
+    group_count: int | None
+    """The number of key groups, if all rows of the level have one."""
     spec_id: str
     spec: bytes
     reports: Any
@@ -72,13 +79,15 @@ class Forward:
         text = task.getLocalProperty(BEGIN_PROPERTY)
         assert text is not None, "the driver sets the begin message"
         begin = begin_decoder.decode(text)
-        first = next(batches)
-        subtask = first["pin"][0].as_py()
+        subtask = task.partitionId()
         home = SlotHome(self.run_id, executor_process(), begin.slot(subtask))
         token = begin.token(task.taskAttemptId())
         call = Call(token, self.spec_id, self.level, subtask, stage=task.stageId())
         try:
-            yield from self._forward(self._begin(home, call, begin), call, first, batches)
+            groups = None
+            if self.group_count is not None:
+                groups = groups_of(subtask, begin.parallelism, self.group_count)
+            yield from self._forward(self._begin(home, call, begin), call, groups, batches)
         except flight.FlightError as error:
             lost = Failure(
                 "EpochError",
@@ -127,7 +136,7 @@ class Forward:
         self,
         client: flight.FlightClient,
         call: Call,
-        first: pa.RecordBatch,
+        groups: range | None,
         batches: Iterator[pa.RecordBatch],
     ) -> Iterator[pa.RecordBatch]:
         writer, reader = client.do_exchange(
@@ -135,7 +144,7 @@ class Forward:
         )
         works = [
             lambda out: self._read(reader, out),
-            lambda out: self._write(writer, first, batches, out),
+            lambda out: self._write(writer, groups, batches, out),
         ]
         output = _Output(works)
         try:
@@ -148,21 +157,21 @@ class Forward:
     def _write(
         self,
         writer: flight.FlightStreamWriter,
-        batch: pa.RecordBatch | None,
+        groups: range | None,
         batches: Iterator[pa.RecordBatch],
         out: _Output,
     ) -> None:
         """Send rows of this level to the slot, and the others directly to the output."""
-        assert batch is not None, "there is at least the row of the pin table"
-        names = ["group", "lane", *map(lane_name, self.lanes)]
-        if "time" in batch.schema.names:
-            names.append("time")
-        writer.begin(batch.select(names).schema)
+        batch = next(batches, None)
+        names = [] if batch is None else [name for name in batch.schema.names if name != ACK]
+        writer.begin(pa.schema([]) if batch is None else batch.select(names).schema)
         while batch is not None and not out.is_stopped:
             mine, passing = self._split(batch)
-            if passing is not None:
-                out.put(passing)
+            for each in passing:
+                out.put(each)
             if mine.num_rows:
+                if groups is not None:
+                    _check_groups(mine["group"], groups)
                 writer.write_batch(mine.select(names))
             batch = next(batches, None)
         writer.done_writing()
@@ -182,26 +191,36 @@ class Forward:
             if chunk.data is not None:
                 out.put(chunk.data)
 
-    def _split(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
-        """Return rows for the slot and rows that bypass it; the row of the pin table is neither."""
-        lanes = batch["lane"]
-        mine = pc.is_in(lanes, pa.array(self.lanes, pa.int32()))
-        count = mine.true_count
-        if count == batch.num_rows:
-            return batch, None
-        rest = batch.filter(pc.and_(pc.invert(mine), lanes.is_valid()))
-        return batch.filter(mine), self._passing(rest) if rest.num_rows else None
+    def _split(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[pa.RecordBatch]]:
+        """Return rows for the slot, and output that bypasses it."""
+        if "group" in batch.schema.names and batch["group"].null_count:
+            # A row of the pin table that found no row of the epoch.
+            batch = batch.filter(batch["group"].is_valid())
+        passing = []
+        if ACK in batch.schema.names and batch[ACK].null_count < batch.num_rows:
+            is_ack = batch[ACK].is_valid()
+            passing.append(self.outgoing.pack_acks(batch[ACK].filter(is_ack)))
+            batch = batch.filter(pc.invert(is_ack))
+        for lane, _ in self.incoming.lanes:
+            if lane not in self.lanes:
+                theirs = batch.filter(pc.equal(batch[LANE], lane))
+                if theirs.num_rows:
+                    rows = pa.RecordBatch.from_struct_array(self.incoming.open(theirs, lane))
+                    passing.append(self.outgoing.pack(lane, rows))
+        if len(self.lanes) < len(self.incoming.lanes):
+            batch = batch.filter(pc.is_in(batch[LANE], pa.array(self.lanes, pa.int32())))
+        return batch, passing
 
-    def _passing(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        columns = [
-            batch[field.name]
-            if field.name in batch.schema.names
-            else pa.nulls(batch.num_rows, field.type)
-            for field in self.schema
-        ]
-        return pa.RecordBatch.from_arrays(
-            [c.cast(f.type) for c, f in zip(columns, self.schema, strict=True)], schema=self.schema
+
+def _check_groups(found: pa.Array, groups: range) -> None:
+    """Raise SubtaskError if a row's key group is not one of the subtask's."""
+    limits = pc.min_max(found).as_py()
+    if limits["min"] not in groups or limits["max"] not in groups:
+        text = (
+            f"rows of key groups {limits['min']} to {limits['max']} came to a subtask that owns "
+            f"{groups.start} to {groups.stop - 1}; the epoch runs again"
         )
+        raise SubtaskError(pack_failure(Failure("EpochError", text, {})))
 
 
 class _Output:

@@ -313,7 +313,7 @@ def test_a_run_whose_query_does_not_start_leaves_no_sink_open_and_no_port(
         def __init__(self, *_: Any, **__: Any) -> None:
             pass
 
-        def lay_first_pin(self, *_: Any) -> None:
+        def start_slots(self, *_: Any) -> None:
             pass
 
         def start_query(self, *_: Any) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cairn.operators.deduplicate import DUPLICATES, Distinct, DistinctWithin
+from cairn.operators.deduplicate import DUPLICATES, Distinct, DistinctWithin, choose_in_order
 from cairn.testing import Harness
 
 SCHEMA = "k double, ts long, n long"
@@ -125,6 +126,22 @@ def test_a_key_that_passes_many_times_in_a_batch_does_so_in_the_order_of_time() 
     rows = [(1.0, ts, 0) for ts in range(5000)]
     with harness_of(DistinctWithin(10, by_event=True), timed=True) as harness:
         assert [row[1] for row in harness.push(rows)] == list(range(0, 5000, 10))
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60)), max_size=60), st.integers(1, 30))
+def test_rows_in_order_pass_by_leaps_as_they_do_one_by_one(
+    pairs: list[tuple[int, int]], within: int
+) -> None:
+    top = 2**63 - 61  # The last times there are.
+    pairs.sort()
+    keys = np.array([key for key, _ in pairs], np.int64)
+    times = np.array([time for _, time in pairs], np.int64)
+    passed: list[int] = []
+    for row, (key, time) in enumerate(pairs):
+        if not any(pairs[p][0] == key and time - pairs[p][1] < within for p in passed):
+            passed.append(row)
+    for moved in (times, times + top):
+        assert sorted(choose_in_order(keys, moved, within).tolist()) == passed
 
 
 def test_a_row_behind_the_watermark_is_late_only_where_time_counts() -> None:

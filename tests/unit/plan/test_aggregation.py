@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 
+from cairn import Job, PlanError, windows
 from cairn.operators.window_process import WindowPlan
-from cairn.plan import dataframe
-from cairn.plan.aggregation import aggregation, partial_node
+from cairn.plan import frames
+from cairn.plan.aggregation import Output, aggregation, partial_node
 from cairn.plan.deploy import taps
 from cairn.plan.graph import (
     EventTime,
@@ -27,9 +29,12 @@ from cairn.plan.graph import (
     port_time,
 )
 from cairn.sinks import Noop
+from cairn.testing import Harness
 from cairn.windows import Session, Tumbling, WindowSpec
 from tests.unit.operators.aggregates.support import SCHEMA, made
-from tests.unit.plan.programs import Pass
+from tests.unit.plan.programs import Pass, source
+
+MS = dt.timedelta(milliseconds=1)
 
 
 def nodes_of(plan: WindowPlan | None) -> dict[str, Node]:
@@ -117,14 +122,46 @@ def test_a_time_given_to_streams_of_several_levels_counts_for_all_of_them() -> N
     assert graph.watermarks == {"others": Watermark(1000)}
 
 
+def test_windows_without_a_key_have_one_constant_key_and_no_column_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(frames, "plan_schema", lambda *_: pa.schema([("x", pa.int64())]))
+    session = SimpleNamespace(conf={"spark.sql.ansi.enabled": "true"})
+    function, partials = aggregation(
+        session,
+        nodes_of(None),
+        (Port("rows"),),
+        [],
+        {"high": "max(v)"},
+        WindowPlan(Tumbling(10)),
+        Output(),
+    )
+    assert function.schema.names == ["window_start", "window_end", "high"]
+    assert partials.layout.keys == ("_all",) and partials.layout.is_keyless
+    assert partials.grouping is not None and partials.grouping[0] == "true AS `_all`"
+    with Harness(function, partials.schema, "_all", function.schema, event_time="_time") as harness:
+        times = [dt.datetime(2026, 1, 1, tzinfo=dt.UTC) + ms * MS for ms in (1, 12, 3)]
+        harness.push([(True, at, 1, n) for n, at in enumerate(times)])
+        harness.commit()
+        assert [row.high for row in harness.drain()] == [2, 1]
+
+
+def test_windows_without_a_key_have_aggregates_only() -> None:
+    job = Job("all")
+    windowed = source(job, "rows").window(windows.tumbling("1 s", time="processing"))
+    with pytest.raises(PlanError, match="windows without a key have aggregates only"):
+        windowed.reduce(lambda left, right: left, uid="a")
+    assert list(job._nodes) == ["rows"]
+
+
 @pytest.mark.parametrize(("ansi", "is_grouped"), [("true", True), ("false", False)])
 def test_sums_are_grouped_ahead_only_where_spark_checks_them(
     monkeypatch: pytest.MonkeyPatch, ansi: str, is_grouped: bool
 ) -> None:
-    monkeypatch.setattr(dataframe, "plan_schema", lambda *_: pa.schema([("x", pa.int64())]))
+    monkeypatch.setattr(frames, "plan_schema", lambda *_: pa.schema([("x", pa.int64())]))
     session = SimpleNamespace(conf={"spark.sql.ansi.enabled": ansi})
     for plan in (None, WindowPlan(Tumbling(10))):
         _, partials = aggregation(
-            session, nodes_of(None), (Port("rows"),), ["k"], {"total": "sum(v)"}, plan
+            session, nodes_of(None), (Port("rows"),), ["k"], {"total": "sum(v)"}, plan, Output()
         )
         assert (partials.grouping is not None) == is_grouped

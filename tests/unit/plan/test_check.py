@@ -225,7 +225,8 @@ def test_a_users_base_class_has_what_users_define_and_nothing_else() -> None:
 
     lives = {"open", "close", "on_epoch_committed"}
     assert public(Process) == lives | {"process", "process_broadcast"}
-    assert public(KeyedProcess) == public(Process) | {"on_timer", "on_timer_failed"}
+    timed = {"on_timer", "on_timer_failed", "on_epoch_end"}
+    assert public(KeyedProcess) == public(Process) | timed
     assert public(BatchProcess) == lives | {"process", "begin_epoch", "end_epoch", "next_timer"}
 
 

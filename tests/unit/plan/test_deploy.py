@@ -9,9 +9,9 @@ import pytest
 
 from cairn import Job, KeyedProcess, sinks
 from cairn.errors import PlanError
-from cairn.plan.deploy import job_spec, lanes_out, taps
+from cairn.plan.deploy import job_spec, outgoing, taps
 from cairn.plan.graph import Port
-from cairn.protocol.spec import JobSpec, envelope_schema
+from cairn.protocol.spec import JobSpec
 from tests.unit.plan.programs import process, source, transform
 
 
@@ -45,14 +45,14 @@ def test_an_output_goes_to_its_sinks_and_its_edges(job: Job) -> None:
         ("a", "late"): (("z",), (1,)),
         ("b", None): (("y",), ()),
     }
-    assert [[lane for lane, _ in level.lanes] for level in spec.levels] == [[1], []]
+    assert [list(level.outgoing.schemas) for level in spec.levels] == [[1], []]
     assert [[op.lane for op in level.operators] for level in spec.levels] == [[0], [1]]
 
 
 def test_a_sink_fed_by_its_operator_has_no_lane_and_one_fed_by_spark_has(job: Job) -> None:
     rows = source(job, "s")
     process(rows, "a").sink_to(sinks.Noop(), uid="x")
-    rows.sink_to(sinks.Noop(), uid="raw")
+    rows.sink_to(sinks.Collect(), uid="raw")
     (level,) = spec_of(job).levels
     assert {sink.uid: sink.lane for sink in level.sinks} == {"x": None, "raw": 1}
 
@@ -65,7 +65,7 @@ def test_an_output_that_spark_transforms_travels_in_a_lane_of_its_own(job: Job) 
     assert taps(graph) == {Port("a"): 3}
     spec = spec_of(job)
     assert outlets(spec)["a", None] == ((), (3,))
-    lanes = dict(spec.levels[0].lanes)
+    lanes = spec.levels[0].outgoing.schemas
     assert list(lanes) == [3]
     assert lanes[3].names == ["k", "w"]
 
@@ -75,19 +75,18 @@ def test_lanes_of_edges_that_pass_a_level_leave_it_again(job: Job) -> None:
     late = process(process(rows, "a"), "b")
     process(late.union(rows), "c")
     graph = job.graph()
-    assert [[lane for lane, _ in lanes_out(graph, level)] for level in graph.levels] == [
+    assert [list(outgoing(graph, level).schemas) for level in graph.levels] == [
         [1, 2],
         [2],
         [],
     ]
 
 
-def test_the_envelope_has_a_struct_for_each_lane_and_a_place_for_the_acknowledgement(
+def test_output_with_one_way_has_the_columns_of_its_rows_and_a_place_for_the_acknowledgement(
     job: Job,
 ) -> None:
     process(process(source(job, "s"), "a", schema="k long, w string"), "b")
-    lanes = spec_of(job).levels[0].lanes
-    assert envelope_schema(lanes).names == ["lane", "l1", "ack"]
+    assert spec_of(job).levels[0].outgoing.schema.names == ["c0", "c1", "ack"]
 
 
 def test_the_version_of_a_function_changes_with_its_code_only(job: Job) -> None:

@@ -298,7 +298,13 @@ def test_all_loops_have_the_rounds_of_the_one_that_asks_for_most() -> None:
 def test_a_join_says_within_what_and_its_state_is_readable() -> None:
     facts = facts_of(joined())
     (both,) = facts["operators"]
-    assert both["join"] == {"how": "left", "from_ms": -300_000, "to_ms": 600_000}
+    assert both["join"] == {
+        "how": "left",
+        "from_ms": -300_000,
+        "to_ms": 600_000,
+        "ttl_ms": None,
+        "is_as_of": False,
+    }
     text = text_of(facts)
     assert "left join within -5 minutes to 10 minutes" in text
     assert "map struct<pane:bigint,number:bigint> →" in text

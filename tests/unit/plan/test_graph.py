@@ -6,12 +6,21 @@ from typing import Any
 
 import pytest
 
-from cairn import Job, KeyedProcess, Process, sinks
+from cairn import Job, KeyedProcess, Process, sinks, windows
 from cairn.errors import PlanError
 from cairn.functions import Hooks
 from cairn.plan.deploy import job_spec
 from cairn.plan.explain import explain_graph, graph_text
-from cairn.plan.graph import Graph, Port, TransformNode, Watermark, build_graph
+from cairn.plan.graph import (
+    EventTime,
+    Graph,
+    Port,
+    TransformNode,
+    Watermark,
+    build_graph,
+    port_time,
+)
+from cairn.plan.measures import port_measures, source_measures
 from cairn.protocol.spec import JobSpec
 from cairn.report.drawing import draw_graph
 from cairn.stream import Stream
@@ -73,17 +82,34 @@ def test_each_shuffle_is_a_level(job: Job) -> None:
 
 
 def test_a_sink_on_a_source_has_a_level_and_an_edge_without_keys(job: Job) -> None:
-    source(job, "s").sink_to(sinks.Noop(), uid="out")
+    source(job, "s").sink_to(sinks.Collect(), uid="out")
     graph = job.graph()
     assert layout(graph) == [([], ["out"], [0], [])]
     assert graph.edges[0].keys == ()
+
+
+def test_rows_for_a_sink_that_drops_them_are_counted_where_they_would_leave(job: Job) -> None:
+    rows = source(job, "s")
+    process(rows, "a").sink_to(sinks.Noop(), uid="chained")
+    rows.union(transform(rows)).sink_to(sinks.Noop(), uid="dropped")
+    graph = job.graph()
+    assert layout(graph) == [(["a"], ["chained", "dropped"], [0], [])]
+    assert [edge.consumer for edge in graph.levels[0].counted] == ["dropped"]
+    assert [(m.name, m.sql) for m in source_measures(graph)] == [("dropped", "count(1)")]
+    (port,) = (p for p in graph.edges[1].inputs if p.node != "s")
+    assert [(m.name, m.sql) for m in port_measures(graph, port)] == [("dropped", "count(1)")]
+
+
+def test_rows_behind_an_operator_go_even_to_a_sink_that_drops_them(job: Job) -> None:
+    transform(process(source(job, "s"), "a")).sink_to(sinks.Noop(), uid="out")
+    assert layout(job.graph()) == [(["a"], [], [0], []), ([], ["out"], [1], [])]
 
 
 def test_a_fork_at_the_source_feeds_both_in_one_level(job: Job) -> None:
     rows = source(job, "s")
     process(rows, "a").sink_to(sinks.Noop(), uid="out-a")
     process(rows, "b", key="v").sink_to(sinks.Noop(), uid="out-b")
-    rows.sink_to(sinks.Noop(), uid="raw")
+    rows.sink_to(sinks.Collect(), uid="raw")
     graph = job.graph()
     assert layout(graph) == [(["a", "b"], ["out-a", "out-b", "raw"], [0, 1, 2], [])]
     assert [edge.keys for edge in graph.edges] == [("k",), ("v",), ()]
@@ -216,6 +242,16 @@ def test_transforms_are_looked_through_to_their_origin(job: Job) -> None:
     graph = job.graph()
     assert layout(graph) == [(["a"], [], [0], [])]
     assert graph.origins(graph.edges[0].inputs[0]) == (Port("s"),)
+
+
+def test_a_time_column_with_another_name_keeps_what_is_added_to_it(job: Job) -> None:
+    rows = source(job, "s", "k long, ts timestamp", event_time="ts")
+    windowed = rows.key_by("k").window(windows.tumbling("1 s")).reduce(lambda a, b: a, uid="w")
+    parsed = parse_schema("k long, until timestamp")
+    job._nodes["t"] = TransformNode("t", windowed._ports, len, parsed, "until")
+    assert port_time(job._nodes, Port("t")) == EventTime("until", -1)
+    job._nodes["u"] = TransformNode("u", windowed._ports, len, parsed, None)
+    assert port_time(job._nodes, Port("u")) is None
 
 
 def test_a_transform_over_streams_of_different_levels_is_refused(job: Job) -> None:

@@ -26,6 +26,7 @@ from cairn.storage.manifest import Epoch, EpochOperator, SparkPosition
 from cairn.storage.store import Store, open_store
 from cairn.types import parse_schema
 from cairn.types.codec import codec
+from tests.restored import held_contents
 
 ROW = parse_schema("k long, v long")
 OUT = parse_schema("k long, n long, total long")
@@ -70,11 +71,12 @@ def group_of(key: int) -> int:
 
 def batch_of(rows: list[tuple[int, int | None]]) -> pa.RecordBatch:
     row_codec = codec(pa.struct(list(ROW)))
+    encoded = row_codec.encode([row_codec.normalise(row) for row in rows])
     return pa.RecordBatch.from_pydict(
         {
             "group": pa.array([group_of(k) for k, _ in rows], pa.int32()),
-            "lane": pa.array([0] * len(rows), pa.int32()),
-            "l0": row_codec.encode([row_codec.normalise(row) for row in rows]),
+            "c0": encoded.field("k"),
+            "c1": encoded.field("v"),
         }
     )
 
@@ -220,9 +222,8 @@ def held(slots: Sequence[Any]) -> dict[int, tuple[int | None, list[int], dict[in
     for slot in slots:
         for at, name in enumerate(("n", "values", "last")):
             table = slot.operators[0].tables[name]
-            for rows in table.rows:
-                for key, value in rows.items():
-                    found.setdefault(key, [None, [], {}])[at] = value
+            for key, value in held_contents(table).items():
+                found.setdefault(key, [None, [], {}])[at] = value
     return {k: (n, list(values), dict(last)) for k, (n, values, last) in found.items()}
 
 

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pytest
 
 from cairn import BatchProcess, FunctionError, KeyedProcess, PlanError, state
-from cairn.plan.check import check_function
+from cairn.plan.check import check_function, check_handlers
 from cairn.slot import batches
 from cairn.testing import Harness
 
@@ -231,6 +231,109 @@ class Rows(KeyedProcess[Any]):
 def test_what_cannot_run_by_the_batch_is_refused(function: Any, kind: Any, says: str) -> None:
     with pytest.raises(PlanError, match=says):
         check_function(function, "op", kind)
+        check_handlers(function, "op")
+
+
+class Balance(BatchProcess):
+    """Adds what one input brings, takes what the other takes; reports each call."""
+
+    held = state.Value("bigint", default=0)
+
+    def on_wins(self, batch: pa.RecordBatch, ctx: Any) -> Any:
+        return self._add("wins", batch["v"], ctx)
+
+    def on_losses(self, batch: pa.RecordBatch, ctx: Any) -> Any:
+        return self._add("losses", pc.negate(batch["v"]), ctx)
+
+    def _add(self, name: str, values: pa.Array, ctx: Any) -> Any:
+        if pc.any(pc.equal(values, 13)).as_py():
+            raise ValueError("thirteen")
+        rows = pa.table({"k": ctx.keys, "v": values})
+        found = rows.group_by("k", use_threads=False).aggregate([("v", "sum")])
+        keys = found["k"].combine_chunks()
+        now = pc.add(self.held.get_many(keys), found["v_sum"].combine_chunks())
+        self.held.put_many(keys, now)
+        times = None if ctx.times_us is None else pc.max(ctx.times_us).as_py()
+        return pa.table(
+            {"input": [name] * len(keys), "k": keys, "v": now, "t": [times] * len(keys)}
+        )
+
+
+def balance(**more: Any) -> Harness:
+    return Harness(
+        Balance(),
+        {"wins": "k int, v bigint, ts bigint", "losses": "ts bigint, id bigint, v bigint"},
+        {"wins": "k", "losses": "id"},
+        "input string, k bigint, v bigint, t bigint",
+        **more,
+    )
+
+
+def test_inputs_are_called_one_after_the_other_with_their_own_rows_and_keys() -> None:
+    with balance(event_time="ts") as harness:
+        found = harness.push(losses=[(5, 1, 2), (1, 2, 4)], wins=[(1, 10, 3), (1, 1, 7)])
+        assert found == [
+            ("wins", 1, 11, 7000),
+            ("losses", 2, -4, 5000),
+            ("losses", 1, 9, 5000),
+        ]
+        assert harness.push(losses=(8, 1, 1)) == [("losses", 1, 8, 8000)]
+        harness.snapshot_and_restore()
+        assert harness.state("held", 1) == 8
+
+
+def test_each_input_has_late_rows_of_its_own() -> None:
+    with balance(event_time="ts") as harness:
+        harness.advance_watermark(10)
+        assert harness.push(wins=[(1, 1, 9), (1, 2, 10)], losses=[(3, 1, 1)]) == [
+            ("wins", 1, 2, 10_000)
+        ]
+        assert harness.side("late.wins") == [(1, 1, 9)]
+        assert harness.side("late.losses") == [(3, 1, 1)]
+
+
+def test_rows_are_cut_into_calls_by_their_number_whatever_their_input(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batches, "CALL_ROWS_MAX", 2)
+    with balance() as harness:
+        found = harness.push(wins=[(1, 1, 0), (2, 2, 0), (3, 3, 0)], losses=[(0, 1, 1)])
+        assert [row[:2] for row in found] == [("wins", 1), ("wins", 2), ("wins", 3), ("losses", 1)]
+
+
+def test_a_failing_row_of_an_input_is_put_aside_under_its_name() -> None:
+    with balance(on_error="dead-letter") as harness:
+        found = harness.push(wins=[(1, 13, 0), (1, 1, 0)], losses=[(0, 1, -13), (0, 2, 5)])
+        assert [row[:3] for row in found] == [("wins", 1, 1), ("losses", 2, -5)]
+        letters = harness.side("errors")
+        assert [(row.input, row.key) for row in letters] == [("wins", "1"), ("losses", "1")]
+        assert "thirteen" in letters[0].error and '"id": 1' in letters[1].row
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (["wins", "losses", "draws"], r"Balance has no on_draws\(batch, ctx\)"),
+        (["wins"], r"has on_losses\(\), but no such input"),
+    ],
+)
+def test_an_input_without_a_method_and_a_method_without_an_input_are_refused(
+    names: list[str], says: str
+) -> None:
+    with pytest.raises(PlanError, match=says):
+        check_handlers(Balance(), "op", names)
+
+
+def test_methods_of_inputs_take_a_batch_and_the_context() -> None:
+    class Short(BatchProcess):
+        def on_a(self, batch: Any) -> None: ...
+
+        def on_b(self, batch: Any, ctx: Any) -> None: ...
+
+    with pytest.raises(PlanError, match=r"let it take \(batch, ctx\)"):
+        check_handlers(Short(), "op", ["a", "b"])
+    with pytest.raises(PlanError, match="takes no broadcast"):
+        check_handlers(Count(), "op", has_broadcast=True)
 
 
 def test_single_keys_and_many_keys_are_not_mixed_up() -> None:

@@ -304,27 +304,40 @@ def test_a_new_function_finds_the_timers_of_the_old_one() -> None:
     assert new.epoch(watermark=9) == [("new", 1, 5), ("new", 1, 7)]
 
 
+class Counted(KeyedProcess[Any]):
+    n = state.Reducing("array<long>", lambda held, more: [held[0] + more[0]])
+
+    def process(self, row: Any, ctx: Any) -> None:
+        self.n.add([1])
+
+
+class TimedCount(Counted):
+    def process(self, row: Any, ctx: Any) -> None:
+        super().process(row, ctx)
+        ctx.timers.event(5)
+
+    def on_timer(self, time_ms: int, ctx: Any) -> Any:
+        return ("event", ctx.key, self.n.get()[0])
+
+
 def test_a_function_that_gains_timers_keeps_its_state() -> None:
-    class Counted(KeyedProcess[Any]):
-        n = state.Value("long", default=0)
-
-        def process(self, row: Any, ctx: Any) -> None:
-            self.n.set((self.n.get() or 0) + 1)
-
-    class Timed(Counted):
-        def process(self, row: Any, ctx: Any) -> None:
-            super().process(row, ctx)
-            ctx.timers.event(5)
-
-        def on_timer(self, time_ms: int, ctx: Any) -> Any:
-            return ("event", ctx.key, self.n.get())
-
-    old, new = Driven(Counted()), Driven(Timed())
+    old, new = Driven(Counted()), Driven(TimedCount())
     old.epoch((1, 0, ""))
     assert new.operator.adopt(old.operator)
     new.epoch((1, 0, ""))
     assert new.epoch(watermark=5) == [("event", 1, 2)]
     assert not Driven(Counted()).operator.adopt(new.operator)
+
+
+def test_a_function_that_gains_timers_restores_state_that_lay_in_arrays() -> None:
+    class Summed(Counted):
+        total = state.Value("long")
+
+    class TimedSum(TimedCount):
+        total = state.Value("long")
+
+    assert Driven(Summed()).operator.adopt(Driven(Summed()).operator)
+    assert not Driven(TimedSum()).operator.adopt(Driven(Summed()).operator)
 
 
 def test_an_operator_whose_rows_waited_elsewhere_runs_behind_the_watermark() -> None:

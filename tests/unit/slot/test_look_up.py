@@ -15,7 +15,8 @@ import pytest
 from cairn import state
 from cairn.backends import make_backend
 from cairn.backends.contract import BaseCancelledError, BaseTarget
-from cairn.backends.handles import make_batch_handle, make_handle
+from cairn.backends.handles import make_batch_handle, make_batch_table, make_handle
+from cairn.backends.overlay import make_table
 from cairn.backends.packing import form_of, pack_held, packing_of, unpack_held
 from cairn.key_groups import key_hasher
 from cairn.protocol.messages import Piece
@@ -48,7 +49,8 @@ class Written:
         self.declaration.name = "s"
         made = make_backend("heap" if self.by_batch else backend, str(scratch / "db"), memory_bytes)
         self.holding = Holding("op", pa.int64(), made, group_count=GROUP_COUNT)
-        self.holding.declare({"s": self.declaration}, by_batch=self.by_batch)
+        make = make_batch_table if self.by_batch else make_table
+        self.holding.declare({"s": self.declaration}, make)
         self.holding.bring_to(EMPTY_VERSION, range(GROUP_COUNT), [])
         self.holding.version = EMPTY_VERSION
         self.scope: Any = SimpleNamespace(group=0, key=None)

@@ -269,8 +269,8 @@ def test_a_state_value_that_cannot_be_stored_fails_the_epoch_with_operator_and_k
     declared = {"n": state.Value("long"), "m": state.Map("long", "long")}
     for name in declared:
         driven = Driven(function(process, **declared))
-        driven.push((1, 1), (8, 2**62))
         with pytest.raises(FunctionError, match=r"operator 'op': state '.' of key 8: ") as caught:
+            driven.push((1, 1), (8, 2**62))
             driven.operator.finish()
         assert isinstance(caught.value, CairnError), name
 

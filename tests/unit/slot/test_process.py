@@ -17,7 +17,6 @@ import pytest
 from cairn.protocol.channel import connect
 from cairn.protocol.lookups import DoorSpec, ended_decoder, this_host
 from cairn.protocol.messages import End, Report, Token, find_failure, report_decoder
-from cairn.protocol.spec import envelope_schema
 from cairn.slot.folders import Living
 from cairn.slot.process import end_slots
 from cairn.slot.server import Call
@@ -72,8 +71,9 @@ class Job:
 
     def forward(self) -> Forward:
         spec_id, pickled = self.spec.pickle()
-        schema = envelope_schema(self.spec.levels[0].lanes)
-        return Forward("nursery-test-run", 0, (0,), schema, spec_id, pickled, self)
+        (level,) = self.spec.levels
+        ways = (0,), level.incoming, level.outgoing
+        return Forward("nursery-test-run", 0, *ways, GROUP_COUNT, spec_id, pickled, self)
 
     def run(
         self, executor: Executor, rows: list[Any], *, slot: int = 0, attempt: int = 0
@@ -84,7 +84,7 @@ class Job:
         home = executor.home(slot)
         forward = self.forward()
         client = forward._begin(home, call, begin)
-        list(forward._forward(client, call, batch_of(rows), iter(())))
+        list(forward._forward(client, call, range(GROUP_COUNT), iter([batch_of(rows)])))
         return self.reports[-1]
 
     def as_of(self, attempt: int = 0) -> Token:

@@ -80,6 +80,11 @@ def test_ddl_is_read_as_spark_reads_it(declared, expected):
     assert parse_type(declared) == expected
 
 
+def test_fields_are_written_with_a_colon_or_without():
+    assert parse_schema("a: int, b: struct<c: long>") == parse_schema("a int, b struct<c long>")
+    assert parse_type("struct<a int, b: string>") == parse_type("struct<a: int, b string>")
+
+
 @pytest.mark.parametrize(
     ("declared", "expected"),
     [

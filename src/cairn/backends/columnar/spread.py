@@ -2,25 +2,27 @@
 
 A form belongs to one type and defines the arrays of its values: for a number its validity and its
 data; for a struct its validity, then the arrays of its fields. Data of fixed width keeps its
-width. Text, lists and maps are Python objects, as their codec has them.
+width. Text and binary are places in the texts of the form. Lists and maps are Python objects, as
+their codec has them.
 
 Always true here:
 - join(split(column)) equals the column;
 - a validity of None means that nothing is null;
-- data under a null is arbitrary; `join` makes it blank, so that equal columns have equal bytes.
+- data under a null is arbitrary; `join` makes it blank, so that equal columns have equal bytes;
+- arrays belong to the form that made them: another one may not have their texts.
 """
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from cairn.backends.columnar.texts import Texts
 from cairn.types.codec import codec
 
 Array = npt.NDArray[Any]
@@ -53,6 +55,19 @@ class Form(ABC):
         `inside` marks the rows in which the struct around a field is not null. A field that is
         not nullable has no validity; its data in the other rows is blank all the same.
         """
+
+    @property
+    def text_bytes(self) -> int:
+        """Bytes of all texts that were ever split."""
+        return 0
+
+    def text_bytes_of(self, arrays: Sequence[Array | None]) -> int:
+        """Return the bytes of the texts in these arrays."""
+        return 0
+
+    def renew(self, arrays: Arrays) -> tuple[Form, Arrays]:
+        """Return a form with the texts of these arrays only, and the arrays in it."""
+        return self, arrays
 
 
 class FixedForm(Form):
@@ -92,8 +107,43 @@ class FixedForm(Form):
         return pa.Array.from_buffers(self.type, count, [validity, data_buffer])
 
 
+class TextForm(Form):
+    """Text and binary."""
+
+    def __init__(self, type: pa.DataType) -> None:
+        super().__init__(type)
+        self._texts = Texts(type)
+        self.dtypes.append(np.dtype(np.int64))
+        self.is_validity.append(False)
+
+    def split(self, array: pa.Array) -> Arrays:
+        return [validity(array), self._texts.add(array)]
+
+    def join(
+        self, arrays: Sequence[Array | None], inside: Array | None = None, *, nullable: bool = True
+    ) -> pa.Array:
+        valid, places = _both(arrays[0], inside), arrays[1]
+        assert places is not None
+        if valid is not None:
+            places = np.where(valid, places, 0)
+        return self._texts.take(places, valid_buffer(valid) if nullable else None)
+
+    @property
+    def text_bytes(self) -> int:
+        return self._texts.nbytes
+
+    def text_bytes_of(self, arrays: Sequence[Array | None]) -> int:
+        places = arrays[1]
+        assert places is not None
+        return self._texts.size_of(places)
+
+    def renew(self, arrays: Arrays) -> tuple[Form, Arrays]:
+        fresh = TextForm(self.type)
+        return fresh, fresh.split(self.join(arrays))
+
+
 class ObjectForm(Form):
-    """Values of varying width."""
+    """Values with parts."""
 
     def __init__(self, type: pa.DataType) -> None:
         super().__init__(type)
@@ -137,14 +187,42 @@ class StructForm(Form):
     def join(
         self, arrays: Sequence[Array | None], inside: Array | None = None, *, nullable: bool = True
     ) -> pa.Array:
-        valid, at = _both(arrays[0], inside), 1
-        columns = []
-        for form, field in zip(self._forms, self._fields, strict=True):
-            parts = arrays[at : at + form.width]
-            columns.append(form.join(parts, valid, nullable=field.nullable))
-            at += form.width
+        valid = _both(arrays[0], inside)
+        columns = [
+            form.join(part, valid, nullable=field.nullable)
+            for (form, part), field in zip(self._parts(arrays), self._fields, strict=True)
+        ]
         mask = None if valid is None or not nullable else pa.array(~valid)
         return pa.StructArray.from_arrays(columns, fields=self._fields, mask=mask)
+
+    def field(self, name: str) -> tuple[Form, slice]:
+        """Return the form of a field, and its place among the arrays."""
+        number = self.type.get_field_index(name)
+        start = 1 + sum(form.width for form in self._forms[:number])
+        return self._forms[number], slice(start, start + self._forms[number].width)
+
+    @property
+    def text_bytes(self) -> int:
+        return sum(form.text_bytes for form in self._forms)
+
+    def text_bytes_of(self, arrays: Sequence[Array | None]) -> int:
+        return sum(form.text_bytes_of(part) for form, part in self._parts(arrays))
+
+    def renew(self, arrays: Arrays) -> tuple[Form, Arrays]:
+        fresh = StructForm(self.type)
+        fresh._forms = []
+        renewed: Arrays = arrays[:1]
+        for form, part in self._parts(arrays):
+            new, moved = form.renew(part)
+            fresh._forms.append(new)
+            renewed += moved
+        return fresh, renewed
+
+    def _parts(self, arrays: Sequence[Array | None]) -> Iterator[tuple[Form, Arrays]]:
+        at = 1
+        for form in self._forms:
+            yield form, list(arrays[at : at + form.width])
+            at += form.width
 
 
 class Columns:
@@ -163,8 +241,9 @@ class Columns:
             self.size = max(1024, size, self.size * 3 // 2)
             self._arrays = [grow(array, self.size) for array in self._arrays]
 
-    def take(self, positions: Array) -> Arrays:
-        return [None if array is None else array[positions] for array in self._arrays]
+    def take(self, positions: Array, part: slice = slice(None)) -> Arrays:
+        """Return the values at positions; of a struct, `part` has the arrays of one field."""
+        return [None if array is None else array[positions] for array in self._arrays[part]]
 
     def put(self, positions: Array, arrays: Arrays) -> None:
         """Write values; the last ones win if a position is given twice."""
@@ -187,12 +266,14 @@ class Columns:
         return copy
 
 
-@functools.cache
 def form_of(type: pa.DataType) -> Form:
+    """Return a new form of a type."""
     if pa.types.is_struct(type) and type.num_fields:
         return StructForm(type)
     if is_fixed(type):
         return FixedForm(type)
+    if pa.types.is_string(type) or pa.types.is_binary(type):
+        return TextForm(type)
     return ObjectForm(type)
 
 

@@ -19,7 +19,7 @@ Always true here:
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,16 @@ from cairn.backends.columnar.chains import Chains
 from cairn.backends.columnar.key_index import COUNTED_MAX, NameIndex
 from cairn.backends.columnar.name_order import is_ordered_as_integers, name_order
 from cairn.backends.columnar.name_parts import Ints
-from cairn.backends.columnar.spread import Array, Arrays, Columns, form_of, grow, is_fixed
+from cairn.backends.columnar.spread import (
+    Array,
+    Arrays,
+    Columns,
+    Form,
+    StructForm,
+    form_of,
+    grow,
+    is_fixed,
+)
 from cairn.backends.columnar.touched import Mark, Touched
 from cairn.backends.contract import Backend, Content
 from cairn.backends.journal import Journal
@@ -45,6 +54,8 @@ CHAINED_AT_ONCE = 100_000
 """Entries that one lookup adds to the lists of their keys."""
 PIECE_ROWS = 32 * 1024
 DEAD_MIN = 4096
+TEXT_BYTES_MIN = 16 << 20
+"""Replaced texts are not looked for before there are this many bytes of text."""
 
 Bools = npt.NDArray[np.bool_]
 
@@ -63,13 +74,17 @@ class ColumnTable(Table):
         self._types = types
         self._group_count = group_count
         self._group_dtype = np.int16 if group_count <= 1 << 15 else np.int32
-        self._form = form_of(self.values.arrow)
         self._lock = threading.Lock()
-        self._clear()
+        self._clear(form_of(self.values.arrow))
 
-    def _clear(self) -> None:
+    def _clear(self, form: Form) -> None:
+        self._form = form
         self._index = NameIndex(self._types)
-        self._values = Columns(self._form)
+        self._values = Columns(form)
+        self._texts_checked = form.text_bytes
+        """Bytes of texts when all of them were last known to be in use, more or less."""
+        self._default: tuple[pa.Array, Arrays] | None = None
+        """The default that was last asked for, and its arrays."""
         self._groups: Array = np.empty(0, self._group_dtype)
         self._live: Bools = np.empty(0, np.bool_)
         self._committed: Bools = np.empty(0, np.bool_)
@@ -92,7 +107,30 @@ class ColumnTable(Table):
         self._asked = (names, positions)
         return positions
 
-    def read(self, positions: Ints, default: Arrays | None = None) -> pa.Array:
+    def number(self, names: Sequence[pa.Array]) -> Ints:
+        """Return a number for each name: equal names have the number of the last of them."""
+        positions = self.find(names)
+        count = len(self._index)
+        missing = np.flatnonzero(positions < 0)
+        if len(missing):
+            rows = pa.array(missing)
+            new = NameIndex(self._types)
+            positions = positions.copy()
+            positions[missing] = count + new.place([array.take(rows) for array in names])[0]
+            count += len(new)
+        last = np.empty(count, np.int64)
+        last[positions] = np.arange(len(positions))
+        return last[positions]
+
+    def select(self, names: Sequence[pa.Array], rows: Ints) -> list[pa.Array]:
+        """Return some of the names, whose positions need not be looked up again."""
+        positions = self.find(names)[rows]
+        taken = pa.array(rows)
+        chosen = [array.take(taken) for array in names]
+        self._asked = (chosen, positions)
+        return chosen
+
+    def read(self, positions: Ints, default: pa.Array | None = None) -> pa.Array:
         """Return the values at positions; null or the default where there is none."""
         if not len(self._index):
             form = zip(self._form.dtypes, self._form.is_validity, strict=True)
@@ -107,21 +145,49 @@ class ColumnTable(Table):
                 valid = arrays[0]
                 arrays[0] = is_live if valid is None else valid & is_live
             else:
-                _fill(arrays, ~is_live, default)
+                _fill(arrays, ~is_live, self._default_arrays(default))
         return self._form.join(arrays)
 
-    def write(self, names: Sequence[pa.Array], values: pa.Array, is_live: Bools | None) -> None:
-        """Set values, delete where not `is_live`. The last one wins if a name is given twice."""
-        with self._lock:
-            self._write(names, values, is_live)
+    def read_field(self, positions: Ints, name: str) -> pa.Array:
+        """Return one field of the structs at positions; null where there is none."""
+        assert isinstance(self._form, StructForm), "only structs have fields"
+        form, part = self._form.field(name)
+        if not len(self._index):
+            return pa.nulls(len(positions), form.type)
+        arrays = self._values.take(positions, part)
+        is_live = self._live[positions] & (positions >= 0)
+        if not is_live.all():
+            arrays[0] = is_live if arrays[0] is None else arrays[0] & is_live
+        return form.join(arrays)
 
-    def _write(self, names: Sequence[pa.Array], values: pa.Array, is_live: Bools | None) -> None:
+    def write(
+        self,
+        names: Sequence[pa.Array],
+        values: pa.Array,
+        is_live: Bools | None,
+        *,
+        groups: Ints | None = None,
+    ) -> None:
+        """Set values, delete where not `is_live`. The last one wins if a name is given twice.
+
+        `groups` are the key groups of the names, if they are known.
+        """
+        with self._lock:
+            self._write(names, values, is_live, groups)
+
+    def _write(
+        self,
+        names: Sequence[pa.Array],
+        values: pa.Array,
+        is_live: Bools | None,
+        groups: Ints | None,
+    ) -> None:
         positions = self.find(names)
         missing = positions < 0
         if is_live is not None:
             missing &= is_live
         if missing.any():
-            positions = self._place(names, positions, np.flatnonzero(missing))
+            positions = self._place(names, positions, np.flatnonzero(missing), groups)
             if is_live is not None:
                 # A name may be set and then deleted in one call.
                 positions = self._index.find(names)
@@ -210,9 +276,19 @@ class ColumnTable(Table):
 
     def set_in_epoch(self) -> tuple[pa.Array, pa.Array]:
         """Return the keys and values that the current epoch has set, by first touch."""
-        touched = self._touched.positions()
-        touched = touched[self._live[touched]]
+        touched = self._set_in_epoch()
         return self._index.arrays(touched)[0], self.read(touched)
+
+    def pieces_set_in_epoch(self, rows_max: int) -> Iterator[tuple[pa.Array, pa.Array]]:
+        """Yield what `set_in_epoch` returns, in pieces."""
+        touched = self._set_in_epoch()
+        for start in range(0, len(touched), rows_max):
+            piece = touched[start : start + rows_max]
+            yield self._index.arrays(piece)[0], self.read(piece)
+
+    def _set_in_epoch(self) -> Ints:
+        touched = self._touched.positions()
+        return touched[self._live[touched]]
 
     def entry_above(self, low: int | None) -> int | None:
         """Return the least entry above `low`, for entries that are integers."""
@@ -223,18 +299,23 @@ class ColumnTable(Table):
             ints = ints[ints > low]
         return int(ints.min()) if len(ints) else None
 
-    def default_arrays(self, value: object) -> Arrays:
-        """Return a declared default in the form that `read` takes."""
-        return self._form.split(self.values.encode([self.values.normalise(value)]))
+    def _default_arrays(self, default: pa.Array) -> Arrays:
+        if self._default is None or self._default[0] is not default:
+            self._default = (default, self._form.split(default))
+        return self._default[1]
 
-    def _place(self, names: Sequence[pa.Array], positions: Ints, missing: Ints) -> Ints:
+    def _place(
+        self, names: Sequence[pa.Array], positions: Ints, missing: Ints, groups: Ints | None
+    ) -> Ints:
         """Add names that `find` has not found, and return all positions."""
         if len(missing) < len(positions):
             rows = pa.array(missing)
             names = [array.take(rows) for array in names]
-        groups = key_groups(names[0], self.keys.arrow, self._group_count)
-        # Before they are added: a name that has a position is not checked again.
-        self.check_owned(names[0], groups)
+            groups = None if groups is None else groups[missing]
+        if groups is None:
+            groups = key_groups(names[0], self.keys.arrow, self._group_count)
+            # Before they are added: a name that has a position is not checked again.
+            self.check_owned(names[0], groups)
         placed, firsts = self._index.add(names)
         count = len(self._index)
         if len(firsts):
@@ -288,7 +369,8 @@ class ColumnTable(Table):
             if not finished:
                 self._touched.look_back(positions, arrays)
             entries = self._index.arrays(positions)[1] if self.is_map else None
-        values = self.values.decode(self._form.join(arrays))
+            form = self._form
+        values = self.values.decode(form.join(arrays))
         if entries is None:
             for row, value in zip(rows.tolist(), values, strict=True):
                 found[row] = value
@@ -344,15 +426,26 @@ class ColumnTable(Table):
     def _lay_out_if_sparse(self) -> None:
         count = len(self._index)
         held = int(np.count_nonzero(self._committed[:count]))
-        if count - held > max(DEAD_MIN, held):
+        if count - held > max(DEAD_MIN, held) or self._has_old_texts():
             self._lay_out()
+
+    def _has_old_texts(self) -> bool:
+        """True if more than half of the texts were replaced; looks when they have doubled."""
+        text_bytes = self._form.text_bytes
+        if text_bytes < max(TEXT_BYTES_MIN, 2 * self._texts_checked):
+            return False
+        held = np.flatnonzero(self._committed[: len(self._index)])
+        used = self._form.text_bytes_of(self._values.take(held))
+        self._texts_checked = text_bytes
+        return 2 * used < text_bytes
 
     def _lay_out(self) -> None:
         """Assign positions again, to names that have a value only."""
         held = np.flatnonzero(self._committed[: len(self._index)])
-        names, values = self._index.arrays(held), self._values.take(held)
+        names = self._index.arrays(held)
+        form, values = self._form.renew(self._values.take(held))
         groups = self._groups[held]
-        self._clear()
+        self._clear(form)
         self._load(names, values, groups, np.ones(len(held), np.bool_))
 
     def _load(
@@ -412,7 +505,7 @@ class ColumnTable(Table):
                 {
                     "group": pa.array(groups[piece].astype(np.int32)),
                     **names,
-                    "value": self._form.join(values.take(piece)),
+                    "value": values.form.join(values.take(piece)),
                     "live": pa.array(np.ones(len(piece), np.bool_)),
                 }
             )
@@ -430,13 +523,7 @@ class ColumnTable(Table):
         return [cast_to(type, batch[name]) for name, type in columns]
 
     def merge(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-        whole = concat_batches(batches)
-        index = NameIndex(self._types)
-        positions, _ = index.place(self._names(whole))
-        last = np.empty(len(index), np.int64)
-        last[positions] = np.arange(len(positions))
-        order = np.argsort(whole["group"].to_numpy()[last], kind="stable")
-        return whole.take(pa.array(last[order]))
+        return merge_names(concat_batches(batches), NameIndex(self._types), self._names)
 
     def keys_changed(self) -> int:
         touched = self._touched.positions()
@@ -456,11 +543,23 @@ class ColumnTable(Table):
         return Held(round(self._counted.keys * entries / max(self._counted.entries, 1)), entries)
 
 
+def merge_names(
+    rows: pa.RecordBatch, index: NameIndex, names: Callable[[pa.RecordBatch], list[pa.Array]]
+) -> pa.RecordBatch:
+    """Return the last of the stored rows of each name, by key group. `index` is empty."""
+    positions, _ = index.place(names(rows))
+    last = np.empty(len(index), np.int64)
+    last[positions] = np.arange(len(positions))
+    order = np.argsort(rows["group"].to_numpy()[last], kind="stable")
+    return rows.take(pa.array(last[order]))
+
+
 def _fill(arrays: Arrays, where: Bools, value: Arrays) -> None:
     for at, one in enumerate(value):
         held = arrays[at]
         if held is not None:
-            held[where] = True if one is None else one[0]
+            # A slice, because an item may itself be a sequence.
+            held[where] = True if one is None else one[:1]
         elif one is not None:
             arrays[at] = held = np.ones(len(where), np.bool_)
             held[where] = one[0]

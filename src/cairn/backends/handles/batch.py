@@ -17,15 +17,19 @@ from typing import Any, NoReturn, TypeAlias
 import pyarrow as pa
 
 from cairn.backends.columnar.name_order import name_order
+from cairn.backends.columnar.row_table import RowTable
 from cairn.backends.columnar.table import Bools, ColumnTable
 from cairn.backends.contract import ABSENT, Backend
 from cairn.backends.entry_index import IndexedMapTable
+from cairn.backends.handles.rows import PaneRowsHandle, RunRowsHandle
 from cairn.backends.journal import Journal
 from cairn.backends.overlay import Table, ValueTable, make_table
+from cairn.backends.pane_table import PaneTable
+from cairn.backends.timed_rows import TimedRows
 from cairn.key_groups import key_groups
 from cairn.state import Declaration, Map, Value
 from cairn.types import format_type
-from cairn.types.codec import Datum, Key
+from cairn.types.codec import Datum, Key, codec
 from cairn.types.codec.core import Values
 
 Input: TypeAlias = "pa.Array | pa.ChunkedArray | Sequence[object]"
@@ -116,11 +120,17 @@ class ColumnValueHandle(_ByBatch, Value[Any]):
         self._table = table
         self._typed = _Typed(table)
         default = declaration.default
-        self._default = None if default is None else table.default_arrays(default)
+        values = table.values
+        self._default = None if default is None else values.encode([values.normalise(default)])
 
     def get_many(self, keys: Input) -> pa.Array:
         table = self._table
         return table.read(table.find([self._typed.keys(keys)]), self._default)
+
+    def get_field(self, keys: Input, name: str) -> pa.Array:
+        """Return one field of the struct of each key, null where there is none."""
+        table = self._table
+        return table.read_field(table.find([self._typed.keys(keys)]), name)
 
     def put_many(self, keys: Input, values: Input) -> None:
         keys = self._typed.keys(keys)
@@ -130,6 +140,10 @@ class ColumnValueHandle(_ByBatch, Value[Any]):
     def set_in_epoch(self) -> tuple[pa.Array, pa.Array]:
         """Return the keys and values that the current epoch has set."""
         return self._table.set_in_epoch()
+
+    def pieces_set_in_epoch(self, rows_max: int) -> Iterator[tuple[pa.Array, pa.Array]]:
+        """Yield what `set_in_epoch` returns, in pieces."""
+        return self._table.pieces_set_in_epoch(rows_max)
 
     get: Any = _ByBatch._refuse
     set: Any = _ByBatch._refuse
@@ -209,14 +223,22 @@ class RowValueHandle(_ByBatch, Value[Any]):
         self._default = None if default is None else table.values.normalise(default)
 
     def get_many(self, keys: Input) -> pa.Array:
-        table, default = self._table, self._default
-        found = []
+        default = self._default
+        found = [default if value is None else value for value in self._read(keys)]
+        return self._table.values.encode(found)
+
+    def get_field(self, keys: Input, name: str) -> pa.Array:
+        """Return one field of the struct of each key, null where there is none."""
+        struct = self._table.values.arrow
+        at = struct.get_field_index(name)
+        found = [None if value is None else value[at] for value in self._read(keys)]
+        return codec(struct.field(at).type).encode(found)
+
+    def _read(self, keys: Input) -> Iterator[Datum]:
+        table = self._table
         for group, key in self._locate(self._typed.keys(keys)):
             value = table.changes[group].get(key, ABSENT)
-            if value is ABSENT:
-                value = table.rows[group].get(key)
-            found.append(default if value is None else value)
-        return table.values.encode(found)
+            yield table.rows[group].get(key) if value is ABSENT else value
 
     def put_many(self, keys: Input, values: Input) -> None:
         keys = self._typed.keys(keys)
@@ -234,14 +256,26 @@ class RowValueHandle(_ByBatch, Value[Any]):
 
     def set_in_epoch(self) -> tuple[pa.Array, pa.Array]:
         """Return the keys and values that the current epoch has set."""
+        return self._encode(self._set_in_epoch())
+
+    def pieces_set_in_epoch(self, rows_max: int) -> Iterator[tuple[pa.Array, pa.Array]]:
+        """Yield what `set_in_epoch` returns, in pieces."""
+        changed = self._set_in_epoch()
+        for start in range(0, len(changed), rows_max):
+            yield self._encode(changed[start : start + rows_max])
+
+    def _set_in_epoch(self) -> list[tuple[Key, Datum]]:
         table = self._table
-        changed = [
+        return [
             pair
             for group in table.groups
             for pair in table.changes[group].items()
             if pair[1] is not None
         ]
-        keys, values = zip(*changed, strict=True) if changed else ((), ())
+
+    def _encode(self, pairs: list[tuple[Key, Datum]]) -> tuple[pa.Array, pa.Array]:
+        table = self._table
+        keys, values = zip(*pairs, strict=True) if pairs else ((), ())
         return table.keys.encode(list(keys)), table.values.encode(list(values))
 
     get: Any = _ByBatch._refuse
@@ -366,6 +400,9 @@ def make_batch_table(
     declaration: Declaration, key_type: pa.DataType, backend: Backend, group_count: int
 ) -> Table:
     """Return the table of a state that a BatchProcess uses."""
+    if isinstance(declaration, TimedRows):
+        make = RowTable if backend.takes_columns else PaneTable
+        return make(declaration, key_type, backend, group_count)
     if backend.takes_columns:
         return ColumnTable(declaration, key_type, backend, group_count)
     if declaration.kind == "map":
@@ -375,6 +412,11 @@ def make_batch_table(
 
 def make_batch_handle(table: Table, group_count: int) -> Declaration:
     declaration = table.declaration
+    if isinstance(declaration, TimedRows):
+        if isinstance(table, RowTable):
+            return RunRowsHandle(declaration, table)
+        assert isinstance(table, PaneTable)
+        return PaneRowsHandle(declaration, table, group_count)
     if isinstance(table, ColumnTable):
         if isinstance(declaration, Map):
             return ColumnMapHandle(declaration, table)

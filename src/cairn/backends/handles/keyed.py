@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from cairn.backends.columnar.table import ColumnTable
 from cairn.backends.contract import ABSENT
 from cairn.backends.handles.broadcast import BroadcastHandle
 from cairn.backends.handles.expiring import (
@@ -23,6 +24,7 @@ from cairn.backends.handles.expiring import (
     ExpiringMapHandle,
     ExpiringValueHandle,
 )
+from cairn.backends.handles.framed import FramedValueHandle
 from cairn.backends.handles.operator_list import OperatorListHandle
 from cairn.backends.handles.scope import Entries, Scope, name_state
 from cairn.backends.overlay import ListTable, MapTable, Table, ValueTable, in_order
@@ -101,7 +103,7 @@ class PickledValueHandle(ValueHandle):
         return self._restore(stored)
 
 
-Cell = ValueHandle | ExpiringValueHandle
+Cell = ValueHandle | ExpiringValueHandle | FramedValueHandle
 
 
 class ReducingHandle(Reducing[Any]):
@@ -302,6 +304,8 @@ def make_handle(table: Table, scope: Scope, kinds: Kinds = MappingProxyType({}))
 
 
 def _handle_class(table: Table) -> type[Any]:
+    if isinstance(table, ColumnTable):
+        return FramedValueHandle
     expires = table.declaration.ttl is not None
     if isinstance(table, ListTable):
         return ExpiringListHandle if expires else ListHandle

@@ -14,6 +14,8 @@ class Scope(Protocol):
 
     key: Key
     group: int
+    at: int
+    """The place of the current row in the frame, if one is open."""
     now_ms: int
     event_time_ms: int | None
     floor_ms: int

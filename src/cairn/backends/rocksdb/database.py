@@ -226,18 +226,23 @@ class SortedWriter:
 
     def add(self, ops: Iterable[Op]) -> None:
         writer = self._writer
-        if writer is None:
-            writer = self._writer = rocksdict.SstFileWriter(self._tuning.options)
-            self._files.append(f"{self._stem}-{len(self._files)}.sst")
-            writer.open(self._files[-1])
         for key, value in ops:
+            # Not before the first row: a file without rows cannot be finished.
+            if writer is None:
+                writer = self._open()
             if value is None:
                 del writer[key]
             else:
                 writer[key] = value
-        if writer.file_size() >= TARGET_FILE_BYTES:
+        if writer is not None and writer.file_size() >= TARGET_FILE_BYTES:
             writer.finish()
             self._writer = None
+
+    def _open(self) -> rocksdict.SstFileWriter:
+        writer = self._writer = rocksdict.SstFileWriter(self._tuning.options)
+        self._files.append(f"{self._stem}-{len(self._files)}.sst")
+        writer.open(self._files[-1])
+        return writer
 
     def finish(self) -> None:
         """Ingest all rows into the database."""

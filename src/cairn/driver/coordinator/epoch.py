@@ -527,7 +527,8 @@ class Coordinator:
         if self._guarantee != "exactly-once":
             # Noted here, as the record has nothing left to publish.
             published = {uid: len(given) for uid, given in ran.prepared.items()}
-        batch = measure_epoch(self.spec, ran.acks, reports, sources_ms, published)
+        sink_rows = ran.rounds[0].sink_rows
+        batch = measure_epoch(self.spec, ran.acks, reports, sources_ms, published, sink_rows)
         metrics = with_totals(
             batch if before is None else add_measured(before.metrics, batch),
             batch,

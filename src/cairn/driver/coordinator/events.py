@@ -36,10 +36,10 @@ def log_failed_attempt(epoch: int, attempt: int, error: CairnError) -> None:
 
 def log_epoch(epoch: Epoch, commit_ms: float) -> None:
     found, timings = epoch.metrics.operators.values(), epoch.timings
-    restored = epoch.metrics.restored
+    restored, sink_rows = epoch.metrics.restored, sum(epoch.metrics.sink_rows.values())
     figures = {
-        "rows_in": sum(each.rows_in for each in found),
-        "rows_out": sum(each.rows_out for each in found),
+        "rows_in": sum(each.rows_in for each in found) + sink_rows,
+        "rows_out": sum(each.rows_out for each in found) + sink_rows,
         "entries_changed": sum(each.entries_changed for each in found),
         "state_keys": total_keys(found) or 0,
         "state_entries": sum(each.state_entries for each in found),

@@ -6,7 +6,8 @@ figures together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 
@@ -138,8 +139,12 @@ def measure_epoch(
     rounds: Sequence[Sequence[Report]],
     sources_ms: int | None = None,
     published: dict[str, int] | None = None,
+    sink_rows: Mapping[str, int] = MappingProxyType({}),
 ) -> Measured:
-    """Return the figures of a batch: rows of all rounds together, state as of the last one."""
+    """Return the figures of a batch: rows of all rounds together, state as of the last one.
+
+    `sink_rows` are the rows that Spark has counted for sinks that drop them.
+    """
     reports = [report for each in rounds for report in each]
     counted: dict[str, dict[str, int]] = {}
     subtasks: dict[str, dict[int, int]] = {}
@@ -184,6 +189,7 @@ def measure_epoch(
         base_bytes=sum(f.stored.uploaded_bytes or f.stored.length for f in compacted),
         base_failures=sorted({r.base_failed for r in reports if r.base_failed}),
         published=published,
+        sink_rows=_add_counts(sink_rows, *(ack.sink_rows for ack in acks)),
     )
 
 
@@ -226,8 +232,7 @@ def add_measured(before: Measured, last: Measured) -> Measured:
     """
     published = last.published
     if before.published is not None and published is not None:
-        known = before.published
-        published = {uid: known.get(uid, 0) + published.get(uid, 0) for uid in known | published}
+        published = _add_counts(before.published, published)
     return Measured(
         operators={
             uid: _add_operator(before.operators.get(uid, NOTHING_MEASURED), each)
@@ -238,7 +243,15 @@ def add_measured(before: Measured, last: Measured) -> Measured:
         base_bytes=before.base_bytes + last.base_bytes,
         base_failures=sorted({*before.base_failures, *last.base_failures}),
         published=published,
+        sink_rows=_add_counts(before.sink_rows, last.sink_rows),
     )
+
+
+def _add_counts(*counts: Mapping[str, int]) -> dict[str, int]:
+    return {
+        uid: sum(each.get(uid, 0) for each in counts)
+        for uid in dict.fromkeys(uid for each in counts for uid in each)
+    }
 
 
 def _add_operator(before: OperatorMeasured, last: OperatorMeasured) -> OperatorMeasured:

@@ -20,14 +20,16 @@ def report_of(epoch: Epoch, commit_ms: float | None = None) -> EpochReport:
     """Return the report of an epoch; `commit_ms` is the time its sinks took, where known."""
     operators = operators_of(epoch)
     found, timings = operators.values(), epoch.timings
-    rows_in = sum(each.rows_in for each in found)
+    # Rows that no operator has seen come in and go out where their sink is.
+    sink_rows = sum(epoch.metrics.sink_rows.values())
+    rows_in = sum(each.rows_in for each in found) + sink_rows
     return EpochReport(
         epoch=epoch.number,
         parent=epoch.parent,
         term=epoch.term,
         wall_ms=epoch.wall_ms,
         rows_in=rows_in,
-        rows_out=sum(each.rows_out for each in found),
+        rows_out=sum(each.rows_out for each in found) + sink_rows,
         late_rows=sum(each.late_rows for each in found),
         untimed_rows=sum(each.untimed_rows for each in found),
         error_rows=sum(each.error_rows for each in found),

@@ -13,7 +13,6 @@ from cairn.driver.coordinator.rounds import has_records
 from cairn.errors import PlanError, StateSchemaError
 from cairn.functions import EVENT_TIMERS, PROCESSING_TIMERS
 from cairn.protocol.scoped_state import ScopedState
-from cairn.state import Declaration
 from cairn.storage.manifest import Epoch, EpochOperator
 from cairn.storage.spark_log import match_sources
 from cairn.types.evolution import IncompatibleError, compare
@@ -46,7 +45,7 @@ def check_resume(
                 raise _scope_error(where, stored, declared)
         else:
             _check_keys(where, stored, declared)
-            if not _fits(where, stored, declared.states, allow_dropped_state=allow_dropped_state):
+            if not _fits(where, stored, declared, allow_dropped_state=allow_dropped_state):
                 anew.add(uid)
     return frozenset(anew)
 
@@ -181,7 +180,7 @@ def _check_shared_keys(where: str, stored: EpochOperator, program: ScopedState) 
 def _fits(
     where: str,
     stored: EpochOperator,
-    states: Mapping[str, Declaration],
+    declared: ScopedState,
     *,
     allow_dropped_state: bool,
 ) -> bool:
@@ -189,9 +188,9 @@ def _fits(
     fits = True
     uid = stored.uid.split(":")[0]
     for name, held in stored.states.items():
-        declaration = states.get(name)
+        declaration = declared.states.get(name)
         if declaration is None:
-            if allow_dropped_state:
+            if allow_dropped_state or name in declared.retired:
                 fits = False
                 continue
             is_timer = name in (EVENT_TIMERS, PROCESSING_TIMERS)
@@ -207,14 +206,14 @@ def _fits(
             fits = compare(held, declaration) == "same" and fits
         except IncompatibleError as error:
             found = _describe(held.kind, held.type, held.entry_type)
-            declared = _describe(declaration.kind, declaration.ddl, declaration.entry_ddl)
+            expected = _describe(declaration.kind, declaration.ddl, declaration.entry_ddl)
             raise StateSchemaError(
                 f"{where}\n  operator {uid!r}, state {name!r}: the epoch holds "
-                f"{found}, the job declares {declared}\n"
+                f"{found}, the job declares {expected}\n"
                 f"  {error.reason}\n  next: {_next_step(stored, error)}",
                 operator=uid,
                 state=name,
-                expected=declared,
+                expected=expected,
                 found=found,
                 reason=error.reason,
             ) from None

@@ -38,6 +38,8 @@ class Outcome(NamedTuple):
     """The latest event time of each origin with rows, in microseconds."""
     sources_ms: int | None = None
     """Time between the first and the last finish of Spark's tasks before level 0, if known."""
+    sink_rows: Mapping[str, int] = MappingProxyType({})
+    """Per sink that drops its rows, those that Spark has counted."""
 
 
 Execute = Callable[[Begin], Outcome]

@@ -10,18 +10,18 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cairn.errors import PlanError
 from cairn.operators.aggregates import hll
+from cairn.operators.aggregates.edges import Edge, ValueBy
 from cairn.operators.aggregates.objects import (
+    ArrowExtreme,
     DecimalSum,
-    Distinct,
-    Edge,
-    ObjectExtreme,
-    quotient,
-    round_to,
+    Sketch,
+    divide_decimals,
 )
-from cairn.operators.aggregates.parse import Call
+from cairn.operators.aggregates.parse import COUNT_DISTINCT, Call
 from cairn.operators.aggregates.parts import (
     Array,
     Columns,
@@ -32,7 +32,14 @@ from cairn.operators.aggregates.parts import (
     Part,
     Sum,
 )
+from cairn.operators.aggregates.sets import DistinctCount, HeldExtreme
+from cairn.operators.aggregates.signed import FloatSum
 from cairn.types import type_ddl
+
+NET_ROWS = "_rows"
+"""Name of the aggregate with the rows that a key has left, where rows are taken back."""
+SIGNED = ("count", "count(distinct ...)", "sum", "avg", "min", "max")
+"""Functions that rows can be taken back from."""
 
 
 @dataclass(frozen=True)
@@ -46,17 +53,29 @@ class Aggregate:
 
     @property
     def field(self) -> pa.Field:
-        counts = self.call.function in ("count", "approx_count_distinct")
+        counts = self.call.function in ("count", COUNT_DISTINCT, "approx_count_distinct")
         return pa.field(self.call.name, self.type, nullable=not counts)
 
 
 def make_aggregate(
-    call: Call, argument_type: pa.DataType, type_: pa.DataType, *, is_timed: bool
+    call: Call,
+    argument_type: pa.DataType,
+    type_: pa.DataType,
+    *,
+    is_timed: bool,
+    by_type: pa.DataType | None = None,
+    takes_back: bool = False,
 ) -> Aggregate:
-    """Make an aggregate; `is_timed` if first and last go by event time."""
+    """Make an aggregate; `is_timed` if first and last go by event time.
+
+    `by_type` is the type of the second argument of max_by and min_by. `takes_back`: rows may be
+    taken back.
+    """
     function = call.function
     parts: tuple[Part, ...]
-    if function == "count":
+    if takes_back:
+        parts = _parts_with_sign(call, argument_type, type_)
+    elif function == "count":
         parts = (Count(),)
     elif function == "sum":
         parts = (_sum(call, type_),)
@@ -66,12 +85,45 @@ def make_aggregate(
         parts = (_extreme(call, type_, is_max=function == "max"),)
     elif function in ("first", "last"):
         parts = (Edge(type_, is_last=function == "last", is_timed=is_timed),)
+    elif function in ("max_by", "min_by"):
+        assert by_type is not None, f"{function} compares values"
+        parts = (ValueBy(type_, by_type, is_max=function == "max_by"),)
+    elif function == COUNT_DISTINCT:
+        parts = (DistinctCount(argument_type),)
     elif function == "approx_count_distinct":
-        parts = (Distinct(),)
+        parts = (Sketch(),)
     else:
         assert function.startswith(("stddev_", "var_")), f"{function} has no parts"
         parts = (Moments(),)
     return Aggregate(call, type_, parts)
+
+
+def net_rows() -> Aggregate:
+    """Return the count of rows less those taken back, which a key with changes keeps."""
+    return Aggregate(Call(NET_ROWS, "count", None), pa.int64(), (Count(),))
+
+
+def _parts_with_sign(call: Call, argument: pa.DataType, type_: pa.DataType) -> tuple[Part, ...]:
+    """Return parts that rows can be taken back from."""
+    function = call.function
+    if function == "count":
+        return (Count(),)
+    if function == COUNT_DISTINCT:
+        return (DistinctCount(argument),)
+    if function in ("min", "max"):
+        _extreme(call, type_, is_max=function == "max")
+        return (HeldExtreme(type_, is_max=function == "max"),)
+    if function in ("sum", "avg"):
+        total = type_ if function == "sum" else _average_sum(argument, type_)
+        part = FloatSum() if total == pa.float64() else _sum(call, total)
+        # The sum of no values is null, so they are counted.
+        return (part, Count())
+    raise PlanError(
+        f"aggregate {call.name!r}: {call.sql} of changes: rows cannot be taken back from it\n"
+        f"  expected: {', '.join(SIGNED)}, because the stream has the column `_change`\n"
+        "  next: use one of these, or keep the rows with `_change` = 1 and drop the column",
+        column=call.name,
+    )
 
 
 def _sum(call: Call, type_: pa.DataType) -> Part:
@@ -91,7 +143,7 @@ def _average_sum(argument: pa.DataType, result: pa.DataType) -> pa.DataType:
 def _extreme(call: Call, type_: pa.DataType, *, is_max: bool) -> Part:
     is_ = pa.types
     if is_.is_string(type_) or is_.is_binary(type_) or is_.is_decimal(type_):
-        return ObjectExtreme(type_, is_max=is_max)
+        return ArrowExtreme(type_, is_max=is_max)
     if is_.is_nested(type_) or is_.is_null(type_):
         raise _unfit(call, type_, "a number, a boolean, a time, text or bytes")
     return Extreme(type_, is_max=is_max)
@@ -116,6 +168,7 @@ class Accumulators:
             for part in aggregate.parts
             for name, type_ in zip(part.names, part.types, strict=True)
         ]
+        self.named_parts = [(a.call.name, part) for a in aggregates for part in a.parts]
         names = [field.name for field in self.fields]
         twice = {name for name in names if names.count(name) > 1}
         if twice:
@@ -173,12 +226,20 @@ class Accumulators:
 def _result(aggregate: Aggregate, held: list[tuple[Part, Columns]]) -> pa.Array:
     function, type_ = aggregate.call.function, aggregate.type
     part, columns = held[0]
+    if isinstance(part, FloatSum):
+        totals, n = part.total(columns), held[1][1][0]
+        return pa.array(totals if function == "sum" else totals / np.maximum(n, 1), mask=n <= 0)
+    if function == "sum" and len(held) == 2:
+        n = held[1][1][0]
+        return pc.if_else(pa.array(n > 0), part.store(columns)[0].cast(type_), None)
     if function == "avg":
         return _average(part, columns, held[1][1][0], type_)
     if function in ("first", "last"):
         return columns[2].cast(type_)
+    if function in ("max_by", "min_by"):
+        return columns[1].cast(type_)
     if function == "approx_count_distinct":
-        return pa.array([hll.estimate(s) for s in columns[0]], pa.int64())
+        return pa.array(hll.estimate(columns[0]))
     if isinstance(part, Moments):
         return _spread(function, *columns)
     return part.store(columns)[0].cast(type_)
@@ -186,12 +247,9 @@ def _result(aggregate: Aggregate, held: list[tuple[Part, Columns]]) -> pa.Array:
 
 def _average(part: Part, columns: Columns, n: Ints, type_: pa.DataType) -> pa.Array:
     if isinstance(part, DecimalSum):
-        values = [
-            None if total is None else round_to(quotient(total, count), type_)
-            for total, count in zip(columns[0].tolist(), n.tolist(), strict=True)
-        ]
-        return pa.array(values, type_)
-    return pa.array(columns[0] / np.maximum(n, 1), mask=n == 0)
+        some = pc.if_else(pa.array(n > 0), columns[0], None)
+        return divide_decimals(some, np.maximum(n, 1), type_)
+    return pa.array(columns[0] / np.maximum(n, 1), mask=n <= 0)
 
 
 def _spread(function: str, n: Array, mean: Array, m2: Array) -> pa.Array:

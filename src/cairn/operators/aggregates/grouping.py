@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cairn.types.codec import codec
+from cairn.operators.aggregates.ordering import rank_values
 
 Ints = npt.NDArray[np.int64]
 
@@ -28,10 +28,12 @@ def number_values(values: pa.Array) -> tuple[Ints, int]:
             numbers, count = number_pairs(numbers, count, *number_values(field))
         return numbers, count
     if pa.types.is_nested(type_):
-        # As state compares them, so that equal keys there are equal here.
-        keys = codec(type_).decode_keys(values)
-        places = {key: at for at, key in enumerate(dict.fromkeys(keys))}
-        return np.fromiter(map(places.__getitem__, keys), np.int64, len(keys)), len(places)
+        # Equal here are those that are equal as keys of state.
+        ranks = rank_values(values)
+        count = int(ranks.max(initial=-1)) + 1
+        numbers = np.empty(count, np.int64)
+        numbers[np.argsort(first_rows(ranks, count))] = np.arange(count)
+        return numbers[ranks], count
     if pa.types.is_floating(type_):
         values = normal_floats(values)
     encoded = pc.dictionary_encode(values, null_encoding="encode")

@@ -30,8 +30,12 @@ FUNCTIONS = {
     "var_pop": "var_pop",
     "first": "first",
     "last": "last",
+    "max_by": "max_by",
+    "min_by": "min_by",
     "approx_count_distinct": "approx_count_distinct",
 }
+COUNT_DISTINCT = "count_distinct"
+"""The function of `count(DISTINCT x)`."""
 _CALL = re.compile(r"\s*([A-Za-z_]\w*)\s*\(", re.ASCII)
 _KNOWN = ", ".join(FUNCTIONS)
 
@@ -47,12 +51,37 @@ class Call:
     skips_nulls: bool = False
     """For first and last: nulls do not count as values."""
 
+    by: str | None = None
+    """For max_by and min_by: Spark SQL of the value that is compared."""
+    where: str | None = None
+    """Spark SQL of the condition in FILTER (WHERE ...)."""
+
     @property
     def sql(self) -> str:
         """The whole call as Spark SQL, which gives the type of the result."""
-        skips = ", true" if self.skips_nulls else ""
         argument = "1" if self.argument is None else self.argument
-        return f"{self.function}({argument}{skips})"
+        if self.function == COUNT_DISTINCT:
+            call = f"count(DISTINCT {argument})"
+        else:
+            by = "" if self.by is None else f", {self.by}"
+            call = f"{self.function}({argument}{by}{', true' if self.skips_nulls else ''})"
+        return call if self.where is None else f"{call} FILTER (WHERE {self.where})"
+
+    @property
+    def value(self) -> str:
+        """SQL of the value that a row adds, null if it adds none: not for first and last."""
+        argument = "1" if self.argument is None else self.argument
+        return _only_where(argument, self.where)
+
+    @property
+    def by_value(self) -> str:
+        """SQL of `by`, null in rows that do not count."""
+        assert self.by is not None
+        return _only_where(self.by, self.where)
+
+
+def _only_where(sql: str, where: str | None) -> str:
+    return sql if where is None else f"CASE WHEN {where} THEN {sql} END"
 
 
 def parse_calls(aggregates: Mapping[str, str], taken: Collection[str]) -> list[Call]:
@@ -77,6 +106,7 @@ def _parse(name: str, text: str) -> Call:
     if match is None:
         raise _refuse(name, text, "it is not a function call")
     inner, rest = _closed(name, text, match.end())
+    where, rest = _parse_filter(name, text, rest)
     if rest.strip():
         raise _refuse(
             name, text, f"{rest.strip()!r} follows the call; compute with results downstream"
@@ -85,12 +115,12 @@ def _parse(name: str, text: str) -> Call:
     if function is None:
         raise _refuse(name, text, f"{match[1]!r} is not an aggregate")
     arguments = [part.strip() for part in _split(inner)]
-    if re.match(r"distinct\b", arguments[0], re.IGNORECASE):
-        raise _refuse(
-            name, text, "DISTINCT would have to keep every value; use approx_count_distinct"
-        )
+    distinct = re.match(r"distinct\b", arguments[0], re.IGNORECASE)
+    if distinct:
+        arguments[0] = arguments[0][distinct.end() :].strip()
+        return _parse_distinct(name, text, function, arguments, where)
     if function == "count" and arguments == ["*"]:
-        return Call(name, "count", None)
+        return Call(name, "count", None, where=where)
     skips_nulls = False
     if function in ("first", "last"):
         trailing = re.search(r"\s(ignore|respect)\s+nulls$", arguments[-1], re.IGNORECASE)
@@ -99,9 +129,41 @@ def _parse(name: str, text: str) -> Call:
             arguments[-1] = arguments[-1][: trailing.start()]
         elif len(arguments) == 2 and arguments[1].lower() in ("true", "false"):
             skips_nulls = arguments.pop().lower() == "true"
-    if len(arguments) != 1 or not arguments[0]:
-        raise _refuse(name, text, f"{match[1]} takes one argument")
-    return Call(name, function, arguments[0], skips_nulls)
+    count = 2 if function in ("max_by", "min_by") else 1
+    if len(arguments) != count or not all(arguments):
+        raise _refuse(
+            name, text, f"{match[1]} takes {'two arguments' if count == 2 else 'one argument'}"
+        )
+    by = arguments[1] if count == 2 else None
+    return Call(name, function, arguments[0], skips_nulls, by, where)
+
+
+def _parse_filter(name: str, text: str, rest: str) -> tuple[str | None, str]:
+    """Return the condition of a FILTER clause, if there is one, and the text after it."""
+    match = re.match(r"\s*filter\s*\(", rest, re.IGNORECASE)
+    if match is None:
+        return None, rest
+    inner, rest = _closed(name, rest, match.end())
+    where = re.match(r"\s*where\b(.*\S)\s*$", inner, re.IGNORECASE | re.DOTALL)
+    if where is None:
+        raise _refuse(name, text, "expected FILTER (WHERE condition)")
+    return f"({where[1].strip()})", rest
+
+
+def _parse_distinct(
+    name: str, text: str, function: str, arguments: list[str], where: str | None
+) -> Call:
+    if function != "count":
+        raise _refuse(name, text, "only count takes DISTINCT")
+    if not all(arguments) or arguments == ["*"]:
+        raise _refuse(name, text, "count(DISTINCT ...) takes one expression or several")
+    argument = arguments[0]
+    if len(arguments) > 1:
+        # As in Spark, rows with a null among them do not count.
+        some_null = " OR ".join(f"({each}) IS NULL" for each in arguments)
+        fields = ", ".join(f"'c{at}', {each}" for at, each in enumerate(arguments))
+        argument = f"CASE WHEN NOT ({some_null}) THEN named_struct({fields}) END"
+    return Call(name, COUNT_DISTINCT, argument, where=where)
 
 
 def _refuse(name: str, text: object, why: str) -> PlanError:

@@ -19,9 +19,12 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from cairn.operators.aggregates.accumulate import Aggregate
-from cairn.operators.aggregates.objects import Distinct, Edge
+from cairn.operators.aggregates.edges import Edge, ValueBy
+from cairn.operators.aggregates.objects import Sketch
 from cairn.operators.aggregates.parse import Call
 from cairn.operators.aggregates.parts import Count, Moments, Part
+from cairn.operators.aggregates.sets import SetPart
+from cairn.operators.aggregates.signed import FloatSum
 from cairn.types import type_ddl
 
 _EMPTY = "cast(array() AS array<bigint>)"
@@ -39,6 +42,10 @@ class Layout:
     count: str
     """Number of rows that a partial stands for."""
     parts: tuple[str, ...]
+    is_keyless: bool = False
+    """The key is a constant: results are about all rows."""
+    weight: str | None = None
+    """Number of rows that a partial adds, less those it takes back; None: none are taken back."""
 
 
 @dataclass(frozen=True)
@@ -66,36 +73,58 @@ def make_partials(
     carries_rows: bool = False,
     may_group: bool = True,
     checks_overflow: bool = True,
+    change: str | None = None,
 ) -> Partials:
     """Return the SQL of both plans.
 
     `order` is SQL of the event time in microseconds, for first and last. `time` is SQL of the
     timestamp that partials carry, `pane` of the start of its pane. `checks_overflow`: Spark
-    raises when a sum leaves its type, as the slot does.
+    raises when a sum leaves its type, as the slot does. `change` is the column with -1 in rows
+    that are taken back; the first of the aggregates then counts the rows that are left.
     """
-    columns = _PartialColumns(_mark(keys))
+    columns = _PartialColumns(_mark(keys), change)
     for key in keys:
         columns.add_grouping(schema.field(key), _quote(key), _quote(key))
+    all_keys = [*keys]
+    if not keys:
+        all_keys = [columns.add_grouping(columns.field("all", pa.bool_()), "true", "true")]
     if time is not None:
         time = columns.add_grouping(columns.field("time", _TIMESTAMP), time, pane or time)
+    # The grouped plan groups by them as well: a set of any size does not fit one row.
+    kept = [
+        columns.add_values(aggregate.call, part)
+        for aggregate in aggregates
+        for part in aggregate.parts
+        if isinstance(part, SetPart)
+    ]
     row = None
     if carries_rows:
         inner = ", ".join(_quote(name) for name in schema.names)
         row = columns.add(columns.field("row", pa.struct(list(schema))), f"struct({inner})")
     count = columns.add(columns.field("count", pa.int64()), "1L", "count(1)")
-    parts = [
-        name
-        for aggregate in aggregates
-        for part in aggregate.parts
-        for name in columns.add_part(aggregate.call, part, order, count)
-    ]
+    values = iter(kept)
+    parts: list[str] = []
+    for aggregate in aggregates:
+        for part in aggregate.parts:
+            if isinstance(part, SetPart):
+                parts.append(next(values))
+            else:
+                parts += columns.add_part(aggregate.call, part, order, count)
     may_group = (
         may_group
         and not carries_rows
         and all(_can_group(aggregate, checks_overflow) for aggregate in aggregates)
     )
     return Partials(
-        Layout(tuple(keys), time, row, count, tuple(parts)),
+        Layout(
+            tuple(all_keys),
+            time,
+            row,
+            count,
+            tuple(parts),
+            is_keyless=not keys,
+            weight=None if change is None else parts[0],
+        ),
         pa.schema(columns.fields),
         tuple(columns.rows),
         tuple(columns.grouping) if may_group else None,
@@ -106,8 +135,9 @@ def make_partials(
 class _PartialColumns:
     """The columns of both plans, as they are added."""
 
-    def __init__(self, mark: str) -> None:
+    def __init__(self, mark: str, change: str | None) -> None:
         self._mark = mark
+        self._weight = None if change is None else f"cast({_quote(change)} AS bigint)"
         self.fields: list[pa.Field] = []
         self.rows: list[str] = []
         self.grouping: list[str] = []
@@ -131,14 +161,24 @@ class _PartialColumns:
         self.grouping.append(_as(by_group, field.name))
         return self.add(field, by_row)
 
+    def add_values(self, call: Call, part: SetPart) -> str:
+        """Add the column of the values that a part keeps."""
+        (type_,) = part.partial_types
+        value = _cast(f"({call.value})", type_)
+        field = self.field(f"v{len(self.grouping)}", type_)
+        return self.add_grouping(field, value, value)
+
     def add_part(self, call: Call, part: Part, order: str | None, count: str) -> list[str]:
-        if isinstance(part, Count) and call.argument is None:
+        if self._weight is not None:
+            by_rows = _sql_with_sign(call, part, self._weight)
+            sql = by_rows, [f"sum({each})" for each in by_rows]
+        elif isinstance(part, Count) and call.argument is None and call.where is None:
             self._part_count += 1
             return [count]
+        else:
+            sql = _part_sql(call, part, order)
         names = []
-        for type_, by_row, by_group in zip(
-            part.partial_types, *_part_sql(call, part, order), strict=True
-        ):
+        for type_, by_row, by_group in zip(part.partial_types, *sql, strict=True):
             field = self.field(f"p{self._part_count}", type_)
             self._part_count += 1
             names.append(self.add(field, _cast(by_row, type_), _cast(by_group, type_)))
@@ -147,7 +187,11 @@ class _PartialColumns:
 
 def _part_sql(call: Call, part: Part, order: str | None) -> tuple[list[str], list[str]]:
     """Return the SQL of each column of a part: of one row, and of a group of rows."""
-    x = f"({call.argument})"
+    if isinstance(part, Edge):
+        return _edge_sql(call, part, f"({call.argument})", order)
+    if isinstance(part, ValueBy):
+        return _value_by_sql(call, part)
+    x = f"({call.value})"
     if isinstance(part, Count):
         return [f"if({x} IS NULL, 0L, 1L)"], [f"count{x}"]
     if isinstance(part, Moments):
@@ -156,9 +200,7 @@ def _part_sql(call: Call, part: Part, order: str | None) -> tuple[list[str], lis
             [f"if({x} IS NULL, 0L, 1L)", f"coalesce({x}, 0D)", "0D"],
             [f"count({x})", f"coalesce(avg({x}), 0D)", f"coalesce(var_pop({x}) * count({x}), 0D)"],
         )
-    if isinstance(part, Edge):
-        return _edge_sql(call, part, x, order)
-    if isinstance(part, Distinct):
+    if isinstance(part, Sketch):
         hashes = f"if({x} IS NULL, {_EMPTY}, array(xxhash64({x})))"
         # Never grouped; see `_can_group`.
         return [hashes], [hashes]
@@ -169,6 +211,26 @@ def _part_sql(call: Call, part: Part, order: str | None) -> tuple[list[str], lis
     return [x], [f"{part.names[0]}{x}"]
 
 
+def _sql_with_sign(call: Call, part: Part, weight: str) -> list[str]:
+    """Return the SQL of each column of a part, of one row that adds or takes back."""
+    x = f"({call.value})"
+    if isinstance(part, Count):
+        return [f"if({x} IS NULL, 0L, {weight})"]
+    if isinstance(part, FloatSum):
+        x = f"cast({x} AS double)"
+        up, down = "cast('Infinity' AS double)", "cast('-Infinity' AS double)"
+        is_finite = f"NOT isnan({x}) AND {x} NOT IN ({up}, {down})"
+        return [
+            f"if({is_finite}, {x} * {weight}, 0D)",
+            f"if(isnan({x}), {weight}, 0L)",
+            f"if({x} = {up}, {weight}, 0L)",
+            f"if({x} = {down}, {weight}, 0L)",
+        ]
+    assert part.names == ("sum",), f"{part.names} have no SQL"
+    total = f"cast({x} AS {_summand(part)})"
+    return [f"if({weight} < 0, -{total}, {total})"]
+
+
 def _summand(part: Part) -> str:
     (type_,) = part.types
     return type_ddl(type_)
@@ -177,6 +239,8 @@ def _summand(part: Part) -> str:
 def _edge_sql(call: Call, part: Edge, x: str, order: str | None) -> tuple[list[str], list[str]]:
     at = order if part.is_timed and order is not None else "0L"
     seen = f"{at} IS NOT NULL" + (f" AND {x} IS NOT NULL" if call.skips_nulls else "")
+    if call.where is not None:
+        seen += f" AND {call.where}"
     choose = {
         (True, False): "min",
         (True, True): "max",
@@ -187,18 +251,36 @@ def _edge_sql(call: Call, part: Edge, x: str, order: str | None) -> tuple[list[s
     return [f"if({seen}, {at}, null)", x], [f"({chosen}).at", f"({chosen}).x"]
 
 
+def _value_by_sql(call: Call, part: ValueBy) -> tuple[list[str], list[str]]:
+    x, by = f"({call.argument})", f"({call.by_value})"
+    choose = "max" if part.is_max else "min"
+    # Among rows with the same `by` the value decides, as in the slot.
+    chosen = f"{choose}(named_struct('by', {by}, 'x', {x})) FILTER (WHERE {by} IS NOT NULL)"
+    return [by, x], [f"({chosen}).by", f"({chosen}).x"]
+
+
 def _can_group(aggregate: Aggregate, checks_overflow: bool) -> bool:
     for part in aggregate.parts:
         # The hashes of a group would be a set of any size, in one row.
-        if isinstance(part, Distinct):
+        if isinstance(part, Sketch):
             return False
-        # Spark and the slot may order nested values differently.
-        if isinstance(part, Edge) and part.is_timed and pa.types.is_nested(part.type):
+        # Spark has no order of maps.
+        if isinstance(part, Edge) and part.is_timed and _has_map(part.type):
+            return False
+        if isinstance(part, ValueBy) and _has_map(part.type):
             return False
         # Spark would wrap the sum, or make it null.
         if part.names == ("sum",) and part.types != (pa.float64(),) and not checks_overflow:
             return False
     return True
+
+
+def _has_map(type_: pa.DataType) -> bool:
+    if pa.types.is_map(type_):
+        return True
+    if not pa.types.is_nested(type_):
+        return False
+    return any(_has_map(type_.field(at).type) for at in range(type_.num_fields))
 
 
 def _mark(keys: Collection[str]) -> str:

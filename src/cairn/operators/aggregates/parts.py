@@ -63,10 +63,16 @@ class Part(ABC):
         """Return the arrays to store."""
 
     def take(self, columns: Columns, rows: Ints) -> Columns:
-        return [column[rows] for column in columns]
+        return [
+            column.take(pa.array(rows)) if isinstance(column, pa.Array) else column[rows]
+            for column in columns
+        ]
 
     def concat(self, first: Columns, second: Columns) -> Columns:
-        return [np.concatenate(pair) for pair in zip(first, second, strict=True)]
+        return [
+            join_rows(a, b) if isinstance(a, pa.Array) else np.concatenate([a, b])
+            for a, b in zip(first, second, strict=True)
+        ]
 
 
 class Count(Part):
@@ -229,6 +235,11 @@ def validity(array: pa.Array) -> Bools:
         return np.ones(len(array), np.bool_)
     found: Bools = array.is_valid().to_numpy(zero_copy_only=False)
     return found
+
+
+def join_rows(first: pa.Array, second: pa.Array) -> pa.Array:
+    """Return the rows of both; the second is cast to the type of the first."""
+    return pa.concat_arrays([first, second.cast(first.type)])
 
 
 def with_nulls(values: Array, seen: Bools) -> pa.Array:

@@ -44,15 +44,21 @@ def unite(spans: Spans) -> tuple[Ints, Spans]:
 
 def mark_touching(spans: Spans, others: Spans) -> npt.NDArray[np.bool_]:
     """Mark the spans that overlap or touch one of the others, which are apart from each other."""
-    # Few rows are late, and few keys have any.
-    others = Spans(*(column[np.isin(others.keys, spans.keys)] for column in others))
-    by_key: dict[int, list[tuple[int, int]]] = {}
-    for key, start, end in zip(*(column.tolist() for column in others), strict=True):
-        by_key.setdefault(key, []).append((start, end))
-    return np.array(
-        [
-            any(s <= end and start <= e for s, e in by_key.get(key, ()))
-            for key, start, end in zip(*(column.tolist() for column in spans), strict=True)
-        ],
-        np.bool_,
+    if not len(others.keys):
+        return np.zeros(len(spans.keys), np.bool_)
+    order = np.lexsort((others.starts, others.keys))
+    others = Spans(*(column[order] for column in others))
+    # Keys and times as one number: times as ranks, which leave room for the key above them.
+    ranked, ranks = np.unique(np.concatenate([others.starts, spans.ends]), return_inverse=True)
+    starts, ends = ranks[: len(order)], ranks[len(order) :]
+    # The last one that starts no later than the span ends. Those before it end before it starts.
+    last = np.searchsorted(
+        others.keys * len(ranked) + starts, spans.keys * len(ranked) + ends, side="right"
     )
+    last = np.maximum(last - 1, 0)
+    found: npt.NDArray[np.bool_] = (
+        (others.keys[last] == spans.keys)
+        & (others.starts[last] <= spans.ends)
+        & (others.ends[last] >= spans.starts)
+    )
+    return found

@@ -14,7 +14,8 @@ Always true here:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,50 +24,38 @@ from cairn.functions import LATE, BatchContext
 from cairn.operators.aggregates import assign
 from cairn.operators.aggregates.accumulate import Accumulators
 from cairn.operators.aggregates.grouping import first_rows, number_pairs, number_values
+from cairn.operators.aggregates.held import META, NEVER, Held
 from cairn.operators.aggregates.partial import Layout
-from cairn.operators.aggregates.parts import Bools, Columns, Ints, plain
+from cairn.operators.aggregates.parts import Bools, Ints, plain
 from cairn.operators.aggregates.running import Aggregation
 from cairn.operators.aggregates.sessions import Spans, mark_touching, unite
+from cairn.operators.aggregates.sets import Bag, join_bags, renumber, spread_bags
 from cairn.operators.context import ColumnContext
 from cairn.operators.window_process import WindowPlan
 from cairn.state import Declaration, Map
 from cairn.types.durations import MAX_MS
-from cairn.windows import Global, Session, Sliding, complete_ms
+from cairn.windows import Count, Global, Session, Sliding, complete_ms
 
 if TYPE_CHECKING:
     from cairn.backends.handles.batch import ColumnMapHandle, RowMapHandle
-
-NEVER = 2**63 - 1
-_META = [
-    pa.field("start", pa.int64()),
-    pa.field("rows", pa.int64()),
-    pa.field("fired", pa.bool_()),
-    pa.field("early_at", pa.int64()),
-]
-
-
-class Held(NamedTuple):
-    """Windows as columns."""
-
-    starts: Ints
-    rows: Ints
-    """Rows since the last result."""
-    fired: Bools
-    """The window is complete and its result is emitted."""
-    early_at: Ints
-    """Time of the next early result, in milliseconds; NEVER if there is none."""
-    columns: list[Columns]
 
 
 class WindowAggregate(Aggregation):
     windows: ColumnMapHandle | RowMapHandle
 
     def __init__(
-        self, plan: WindowPlan, accumulators: Accumulators, layout: Layout, schema: pa.Schema
+        self,
+        plan: WindowPlan,
+        accumulators: Accumulators,
+        layout: Layout,
+        schema: pa.Schema,
+        *,
+        changes: bool = False,
     ) -> None:
-        super().__init__(accumulators, layout, schema)
+        super().__init__(accumulators, layout, schema, changes=changes, in_windows=True)
         self.plan = plan
         self.result_time = None if isinstance(plan.windows, Global) else "window_end"
+        assert not isinstance(plan.windows, Count), "these are of CountAggregate"
         self._spec = plan.windows
         self._is_global = isinstance(plan.windows, Global)
         self._by_event = plan.windows.time == "event" and not self._is_global
@@ -74,16 +63,18 @@ class WindowAggregate(Aggregation):
         # A session includes a row at its very end, so it is complete when its end has passed.
         self._past_us = 1 if isinstance(plan.windows, Session) else 0
         self.result_shift_us = self._past_us - 1
-        self._fields = [*_META, *accumulators.fields]
+        self._fields = [*META, *accumulators.fields, *self.emitter.fields]
 
     def declare_state(self) -> dict[str, Declaration]:
         declaration: Map[int, Any] = Map("bigint", pa.struct(self._fields))
         declaration.name = "windows"
-        return {"windows": declaration}
+        return {"windows": declaration} | self.sets.declare_state()
 
     def begin_epoch(self, ctx: BatchContext) -> None:
         super().begin_epoch(ctx)
         self._touched: list[tuple[pa.Array, pa.Array]] = []
+        self._withdrawn: list[pa.RecordBatch] = []
+        """Results of sessions that are part of other ones now."""
 
     # Rows
 
@@ -117,7 +108,8 @@ class WindowAggregate(Aggregation):
             return
         key_at, key_count = number_values(keys)
         at, count = number_pairs(key_at, key_count, *number_values(pa.array(panes)))
-        self.partial_count += count
+        bags, group_count = self.sets.collect(batch, at, count)
+        self.partial_count += group_count
         first = first_rows(at, count)
         columns, starts = self.read(batch), panes[first]
         ends = assign.last_ends(self._spec, starts)
@@ -133,12 +125,14 @@ class WindowAggregate(Aggregation):
             at, count = number_pairs(
                 key_at[first][pane_at], key_count, *number_values(pa.array(ends))
             )
+            bags = spread_bags(bags, pane_at, at)
             one = first_rows(at, count)
             first, starts, ends = first[pane_at[one]], starts[one], ends[one]
         window_keys = keys.take(pa.array(first))
         entries = pa.array(ends)
         held = self._load(self.windows.get_many(window_keys, entries))
         self.accumulators.merge(held.columns, at, columns)
+        self.sets.add(bags, window_keys, starts, held.columns)
         more = _sum_rows(at, counts, count)
         self._keep(ctx, window_keys, entries, held._replace(starts=starts), more)
 
@@ -170,7 +164,8 @@ class WindowAggregate(Aggregation):
         if not len(times):
             return
         at, sessions = unite(Spans(key_at, times, times + gap_us))
-        self.partial_count += len(sessions.keys)
+        bags, group_count = self.sets.collect(batch, at, len(sessions.keys))
+        self.partial_count += group_count
         columns = self.accumulators.merge_rows(at, len(sessions.keys), self.read(batch))
         rows = _sum_rows(at, counts, len(sessions.keys))
         # Known and new sessions, united.
@@ -178,18 +173,22 @@ class WindowAggregate(Aggregation):
         both = Spans(*(np.concatenate(pair) for pair in zip(known, sessions, strict=True)))
         number, unions = unite(both)
         count = len(unions.keys)
-        merged = self.accumulators.merge_rows(
-            number, count, self.accumulators.concat(held.columns, columns)
-        )
         is_changed = np.zeros(count, np.bool_)
         is_changed[number[len(known.keys) :]] = True
         replaced = np.flatnonzero(is_changed[number[: len(known.keys)]])
+        if self.sets:
+            bags = self._unite_sets(keys, known, held, unions, number, bags)
+        merged = self.accumulators.merge_rows(
+            number, count, self.accumulators.concat(held.columns, columns)
+        )
+        self.sets.add(bags, keys.take(pa.array(unions.keys)), unions.starts, merged)
         early_at = np.full(count, NEVER)
         np.minimum.at(early_at, number[: len(known.keys)], held.early_at)
         before = _sum_rows(number[: len(known.keys)], held.rows, count)
         more = _sum_rows(number[len(known.keys) :], rows, count)
         changed = np.flatnonzero(is_changed)
         at_replaced = pa.array(replaced)
+        shown = self._replace_shown(keys, known, held, unions, number, replaced, changed)
         self._remove(keys.take(indices.take(at_replaced)), entries.take(at_replaced))
         taken = Held(
             unions.starts[changed],
@@ -197,9 +196,66 @@ class WindowAggregate(Aggregation):
             np.zeros(len(changed), np.bool_),
             early_at[changed],
             self.accumulators.take(merged, changed),
+            shown,
         )
         session_keys = keys.take(pa.array(unions.keys[changed]))
         self._keep(ctx, session_keys, pa.array(unions.ends[changed]), taken, more[changed])
+
+    def _replace_shown(
+        self,
+        keys: pa.Array,
+        known: Spans,
+        held: Held,
+        unions: Spans,
+        number: Ints,
+        replaced: Ints,
+        changed: Ints,
+    ) -> list[pa.Array]:
+        """Return what is kept of the results of changed sessions; take the others' back.
+
+        A session with other bounds than before has another result, not a changed one.
+        """
+        if not held.shown:
+            return []
+        at = number[replaced]
+        stays = (known.starts[replaced] == unions.starts[at]) & (
+            known.ends[replaced] == unions.ends[at]
+        )
+        if self.emitter.changes:
+            gone = replaced[~stays]
+            rows = pa.array(gone)
+            bounds = [pa.array(known.starts[gone]), pa.array(known.ends[gone])]
+            prefix = [*self.key_columns(keys.take(pa.array(known.keys[gone]))), *bounds]
+            withdrawn = self.emitter.withdraw(prefix, held.shown[0].take(rows))
+            self._withdrawn.append(self.result(withdrawn))
+        kept = np.full(len(unions.keys), -1, np.int64)
+        kept[at[stays]] = replaced[stays]
+        kept = kept[changed]
+        return held.take_shown(pa.array(kept, mask=kept < 0))
+
+    def _unite_sets(
+        self,
+        keys: pa.Array,
+        known: Spans,
+        held: Held,
+        unions: Spans,
+        number: Ints,
+        bags: Sequence[Bag],
+    ) -> list[Bag]:
+        """Return the values to add to united sessions; values are kept under a session's start.
+
+        A session that begins earlier now, or is one with another, gives its values away.
+        """
+        known_number, fresh_number = number[: len(known.keys)], number[len(known.keys) :]
+        moved = np.flatnonzero(known.starts != unions.starts[known_number])
+        given = self.sets.remove(keys.take(pa.array(known.keys[moved])), known.starts[moved])
+        self.sets.forget(held.columns, moved)
+        joined = join_bags(given, bags)
+        numbers = [
+            np.concatenate([known_number[moved[old.at]], fresh_number[new.at]])
+            for old, new in zip(given, bags, strict=True)
+        ]
+        return renumber(joined, None, numbers)
 
     def _drop_late(
         self, batch: pa.RecordBatch, ctx: ColumnContext, is_late: Bools, counts: Ints
@@ -214,12 +270,14 @@ class WindowAggregate(Aggregation):
 
     def _load(self, values: pa.Array) -> Held:
         starts, rows, fired, early_at, *columns = values.flatten()
+        count = len(self.accumulators.fields)
         return Held(
             plain(starts),
             plain(rows),
             plain(fired.fill_null(False)),
             plain(early_at.fill_null(NEVER)),
-            self.accumulators.load(columns),
+            self.accumulators.load(columns[:count]),
+            columns[count:],
         )
 
     # Keys and entries are the same array objects as in the read: state has cached their positions.
@@ -244,6 +302,7 @@ class WindowAggregate(Aggregation):
             pa.array(held.fired),
             pa.array(held.early_at, mask=held.early_at == NEVER),
             *self.accumulators.store(held.columns),
+            *held.shown,
         ]
         struct = pa.StructArray.from_arrays(arrays, fields=self._fields)
         self.windows.put_many(keys, entries, struct)
@@ -256,7 +315,7 @@ class WindowAggregate(Aggregation):
     # Results
 
     def end_epoch(self, ctx: BatchContext) -> list[pa.RecordBatch]:
-        results = [self._complete(ctx)]
+        results: list[pa.RecordBatch | None] = [*self._withdrawn, self._complete(ctx)]
         if self.plan.early_rows is not None or self.plan.early_ms is not None:
             results.append(self._early(ctx))
         return [batch for batch in results if batch is not None]
@@ -285,14 +344,17 @@ class WindowAggregate(Aggregation):
         is_gone = np.zeros(len(ends), np.bool_)
         if not self._is_global:
             is_gone = ends <= due_us - self._lateness_us
+        if self.sets:
+            gone = np.flatnonzero(is_gone)
+            self.sets.remove(keys.take(pa.array(gone)), held.starts[gone])
         if is_gone.all():
             self._remove(keys, entries)
         else:
             gone = pa.array(is_gone)
             self._remove(keys.filter(gone), entries.filter(gone))
-            kept = np.flatnonzero(is_new & ~is_gone)
-            self._mark(keys, entries, held, kept, fired=not self._is_global)
-        return self._results(keys, entries, held, np.flatnonzero(is_new))
+        return self._results(
+            keys, entries, held, np.flatnonzero(is_new), fired=not self._is_global, is_gone=is_gone
+        )
 
     def _early(self, ctx: BatchContext) -> pa.RecordBatch | None:
         due_us = self._due_us(ctx)
@@ -317,39 +379,46 @@ class WindowAggregate(Aggregation):
             is_due |= held.rows >= self.plan.early_rows
         # Complete windows have been emitted, and merged sessions no longer exist.
         is_due &= (held.rows > 0) & ~held.fired
-        rows = np.flatnonzero(is_due)
-        self._mark(keys, entries, held, rows, fired=False)
-        return self._results(keys, entries, held, rows)
-
-    def _mark(
-        self, keys: pa.Array, entries: pa.Array, held: Held, rows: Ints, *, fired: bool
-    ) -> None:
-        """Store that these windows have been emitted."""
-        if len(rows):
-            emitted = Held(
-                held.starts[rows],
-                np.zeros(len(rows), np.int64),
-                np.full(len(rows), fired),
-                np.full(len(rows), NEVER),
-                self.accumulators.take(held.columns, rows),
-            )
-            taken = pa.array(rows)
-            self._put(keys.take(taken), entries.take(taken), emitted)
+        is_gone = np.zeros(len(entries), np.bool_)
+        return self._results(
+            keys, entries, held, np.flatnonzero(is_due), fired=False, is_gone=is_gone
+        )
 
     def _results(
-        self, keys: pa.Array, entries: pa.Array, held: Held, rows: Ints
+        self,
+        keys: pa.Array,
+        entries: pa.Array,
+        held: Held,
+        rows: Ints,
+        *,
+        fired: bool,
+        is_gone: Bools,
     ) -> pa.RecordBatch | None:
+        """Return the results of some of these windows; store that those still there are emitted."""
         if not len(rows):
             return None
-        columns, starts = held.columns, held.starts
         if len(rows) < len(entries):
             taken = pa.array(rows)
-            keys, entries, starts = keys.take(taken), entries.take(taken), starts[rows]
-            columns = self.accumulators.take(columns, rows)
-        bounds = [pa.array(starts), entries]
+            keys, entries = keys.take(taken), entries.take(taken)
+            held = held.take(self.accumulators, rows)
+        bounds = [pa.array(held.starts), entries]
         if self._is_global:
             bounds = [pa.nulls(len(rows), pa.int64())] * 2
-        return self.result([*self.key_columns(keys), *bounds, *self.accumulators.results(columns)])
+        result, shown = self.emit([*self.key_columns(keys), *bounds], held.columns, held.shown)
+        stays = np.flatnonzero(~is_gone[rows])
+        if len(stays):
+            emitted = held._replace(
+                rows=np.zeros(len(rows), np.int64),
+                fired=np.full(len(rows), fired),
+                early_at=np.full(len(rows), NEVER),
+                shown=shown,
+            )
+            if len(stays) < len(rows):
+                taken = pa.array(stays)
+                keys, entries = keys.take(taken), entries.take(taken)
+                emitted = emitted.take(self.accumulators, stays)
+            self._put(keys, entries, emitted)
+        return result
 
     def next_timer(self, ctx: BatchContext) -> tuple[int | None, int | None]:
         """Return the next times, by event time and by the clock, of a result without a row."""

@@ -31,6 +31,7 @@ from cairn.types.codec.core import (
     misfit,
     put_nulls,
     write_leaf,
+    write_numbers,
 )
 
 UTC = dt.UTC
@@ -85,7 +86,8 @@ def integer_codec(type: pa.DataType) -> Codec:
         return values
 
     if type.bit_width == 64:
-        return leaf(type, normalise_long, read, exact=int, blank=0)
+        write = write_numbers(type, np.int64)
+        return leaf(type, normalise_long, read, write=write, exact=int, blank=0)
     return leaf(type, normalise_short, read, blank=0)
 
 
@@ -131,9 +133,15 @@ def floating_codec(type: pa.DataType) -> Codec:
 
     wide = type.bit_width == 64
     normalise = normalise_double if wide else normalise_float
-    exact = float if wide else None
+    more: dict[str, Any] = {"exact": float, "write": write_numbers(type, np.float64)}
     return leaf(
-        type, normalise, read, read_keys=read_keys, canonical=canonical, exact=exact, blank=0.0
+        type,
+        normalise,
+        read,
+        read_keys=read_keys,
+        canonical=canonical,
+        blank=0.0,
+        **(more if wide else {}),
     )
 
 

@@ -240,6 +240,19 @@ def test_a_database_of_which_little_counts_is_copied(new_slot: NewSlot) -> None:
     assert stored(slot.store, again, slot.scratch) == clipped(slot.content(), range(1))
 
 
+def test_a_database_of_which_nothing_counts_is_given_up(new_slot: NewSlot) -> None:
+    slot = new_slot()
+    slot.fill(GROUP_COUNT)
+    slot.write()
+    slot.change("value", 1, None)
+    slot.change("items", 1, (0, []))
+    slot.change("entries", 1, {"a": ABSENT, "b": ABSENT})
+    ref = slot.write()
+    other = new_slot(range(1, 2))
+    load(other, ref)
+    assert not any(other.content().values())
+
+
 def test_other_types_are_not_taken_over(new_slot: NewSlot) -> None:
     slot = new_slot()
     slot.fill(10)

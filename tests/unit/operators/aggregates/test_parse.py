@@ -47,6 +47,30 @@ def test_first_takes_nulls_when_not_told() -> None:
     assert parsed("last(v, false)") == parsed("last(v)") == Call("x", "last", "v")
 
 
+def test_a_condition_is_read_and_kept_apart_from_the_argument() -> None:
+    call = parsed("sum(v) filter (where a > ')' or (b = 1))")
+    assert call == Call("x", "sum", "v", where="(a > ')' or (b = 1))")
+    assert call.sql == "sum(v) FILTER (WHERE (a > ')' or (b = 1)))"
+    assert call.value == "CASE WHEN (a > ')' or (b = 1)) THEN v END"
+    assert parsed("count(*) FILTER (WHERE a)").value == "CASE WHEN (a) THEN 1 END"
+
+
+def test_distinct_values_are_those_of_all_expressions_and_never_null() -> None:
+    assert parsed("count(DISTINCT lower(a))") == Call("x", "count_distinct", "lower(a)")
+    call = parsed("count(distinct a, b) filter (where c)")
+    assert call.argument == (
+        "CASE WHEN NOT ((a) IS NULL OR (b) IS NULL) THEN named_struct('c0', a, 'c1', b) END"
+    )
+    assert call.sql == f"count(DISTINCT {call.argument}) FILTER (WHERE (c))"
+
+
+def test_max_by_has_a_value_and_what_it_is_compared_by() -> None:
+    call = parsed("max_by(struct(a, b), f(c, 1)) filter (where d)")
+    assert call == Call("x", "max_by", "struct(a, b)", by="f(c, 1)", where="(d)")
+    assert call.sql == "max_by(struct(a, b), f(c, 1)) FILTER (WHERE (d))"
+    assert call.by_value == "CASE WHEN (d) THEN f(c, 1) END"
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -57,8 +81,15 @@ def test_first_takes_nulls_when_not_told() -> None:
         ("sum('v)", "not closed"),
         ("sum()", "one argument"),
         ("count(a, b)", "one argument"),
-        ("count(DISTINCT a)", "approx_count_distinct"),
-        ("sum(v) FILTER (WHERE v > 1)", "follows the call"),
+        ("sum(DISTINCT a)", "only count takes DISTINCT"),
+        ("count(DISTINCT)", "one expression or several"),
+        ("count(DISTINCT *)", "one expression or several"),
+        ("max_by(a)", "two arguments"),
+        ("max_by(a, b, c)", "two arguments"),
+        ("sum(v) FILTER (v > 1)", r"expected FILTER \(WHERE"),
+        ("sum(v) FILTER (WHERE )", r"expected FILTER \(WHERE"),
+        ("sum(v) FILTER (WHERE v > (1)", "not closed"),
+        ("sum(v) FILTER (WHERE v > 1) + 1", "follows the call"),
         (7, "not a function call"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from cairn.operators.aggregates.accumulate import Aggregate, make_aggregate
+from cairn.operators.aggregates.accumulate import Aggregate, make_aggregate, net_rows
 from cairn.operators.aggregates.parse import Call, parse_calls
 from cairn.operators.aggregates.partial import Partials, make_partials
 from cairn.operators.aggregates.parts import Extreme
@@ -15,7 +15,9 @@ SCHEMA = pa.schema([("_k", pa.int64()), ("at", pa.int64()), ("v", pa.list_(pa.in
 
 def made(text: str, type_: pa.DataType, is_timed: bool = False, **more: object) -> Partials:
     calls = parse_calls({"n": "count(*)", "x": text}, ["_k"])
-    aggregates = [make_aggregate(c, type_, type_, is_timed=is_timed) for c in calls]
+    aggregates = [
+        make_aggregate(c, type_, type_, is_timed=is_timed, by_type=pa.int64()) for c in calls
+    ]
     return make_partials(SCHEMA, ["_k"], aggregates, order="at", **more)  # type: ignore[arg-type]
 
 
@@ -46,10 +48,13 @@ def test_whole_rows_cannot_be_grouped() -> None:
     assert partials.schema.field("__row").type == pa.struct(list(SCHEMA))
 
 
-def test_first_of_lists_by_time_is_left_to_the_slot() -> None:
-    lists = SCHEMA.field("v").type
-    assert made("first(v)", lists, is_timed=True).grouping is None
-    assert made("first(v)", lists).grouping is not None
+def test_first_of_maps_by_time_is_left_to_the_slot() -> None:
+    """Spark has no order of them."""
+    maps = pa.struct([("m", pa.map_(pa.string(), pa.int64()))])
+    assert made("first(v)", maps, is_timed=True).grouping is None
+    assert made("max_by(v, at)", maps).grouping is None
+    assert made("first(v)", maps).grouping is not None
+    assert made("first(v)", SCHEMA.field("v").type, is_timed=True).grouping is not None
 
 
 @pytest.mark.parametrize(
@@ -76,6 +81,41 @@ def test_distinct_values_are_left_to_the_slot() -> None:
     partials = made("approx_count_distinct(v)", pa.int64())
     assert partials.grouping is None
     assert not any("collect_set" in column for column in partials.grouped)
+
+
+def test_values_that_are_counted_once_are_grouped_by() -> None:
+    partials = made("count(DISTINCT v) FILTER (WHERE at > 1)", pa.int64(), time="at", pane="at - 1")
+    assert partials.grouping is not None
+    value = "cast((CASE WHEN (at > 1) THEN v END) AS bigint) AS `__v2`"
+    assert partials.grouping[-1] == partials.rows[2] == value
+    assert partials.layout.parts[1] == "__v2"
+    assert names(partials.rows) == names(partials.grouping + partials.grouped)
+
+
+def test_a_filtered_count_does_not_count_all_rows() -> None:
+    partials = made("count(*) FILTER (WHERE at > 1)", pa.int64())
+    assert partials.layout.parts[1] != partials.layout.count
+    assert "CASE WHEN (at > 1) THEN 1 END" in partials.grouped[-1]
+
+
+def test_rows_that_are_taken_back_count_and_add_up_with_their_sign() -> None:
+    calls = parse_calls({"x": "sum(at)", "y": "count(DISTINCT at)"}, ["_k"])
+    aggregates = [
+        net_rows(),
+        *(
+            make_aggregate(c, pa.int64(), pa.int64(), is_timed=False, takes_back=True)
+            for c in calls
+        ),
+    ]
+    partials = make_partials(SCHEMA, ["_k"], aggregates, order=None, change="_change")
+    weight = "cast(`_change` AS bigint)"
+    assert partials.layout.weight == partials.layout.parts[0] == "__p0"
+    assert partials.rows[3] == f"cast(if((1) IS NULL, 0L, {weight}) AS bigint) AS `__p0`"
+    assert (
+        f"sum(if({weight} < 0, -cast((at) AS bigint), cast((at) AS bigint)))" in partials.grouped[2]
+    )
+    assert partials.grouping is not None and "(at)" in partials.grouping[-1]
+    assert names(partials.rows) == names(partials.grouping + partials.grouped)
 
 
 def test_the_sql_of_an_extreme_follows_from_the_part_and_not_from_the_call() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,71 +9,14 @@ from hypothesis import strategies as st
 from cairn.operators.window_process import WindowPlan
 from cairn.types.durations import MAX_MS
 from cairn.windows import Global, Session, Sliding, Tumbling, WindowSpec
+from tests.aggregates_model import WindowModel
 from tests.unit.operators.aggregates.support import Aggregated, in_ms
 
 Row = tuple[int, int, int]
-Spans = dict[tuple[int, int, int], list[Any]]
-"""(key, start, end) -> [values, whether there is something to emit]."""
 
 
-class Model:
-    """Windows of a few keys, one row after the other, in milliseconds."""
-
-    def __init__(self, spec: WindowSpec, lateness_ms: int) -> None:
-        self.spec = spec
-        self.lateness_ms = lateness_ms
-        self.held: Spans = {}
-        self.watermark_ms: int | None = None
-        self.late = 0
-        self.past_ms = 1 if isinstance(spec, Session) else 0
-        """A session has passed only when the watermark is beyond its end."""
-
-    def take(self, rows: list[Row]) -> None:
-        gone = (
-            None
-            if self.watermark_ms is None
-            else self.watermark_ms - self.lateness_ms - self.past_ms
-        )
-        before = list(self.held)
-        for key, at, value in rows:
-            if isinstance(self.spec, Session):
-                self._take_session(key, at, value, gone, before)
-                continue
-            bounds = [(s // 1000, e // 1000) for s, e in self.spec.assign(at * 1000)]
-            open_ = [(s, e) for s, e in bounds if gone is None or e > gone]
-            self.late += not open_
-            for start, end in open_:
-                held = self.held.setdefault((key, start, end), [[], True])
-                held[0].append(value)
-                held[1] = True
-
-    def _take_session(
-        self, key: int, at: int, value: int, gone: int | None, before: list[tuple[int, int, int]]
-    ) -> None:
-        assert isinstance(self.spec, Session)
-        start, end = at, at + self.spec.gap_ms
-        if gone is not None and end <= gone:
-            if not any(k == key and e > gone and s <= end and start <= e for k, s, e in before):
-                self.late += 1
-                return
-        values = [value]
-        for span in [s for s in self.held if s[0] == key and s[1] <= end and start <= s[2]]:
-            values += self.held.pop(span)[0]
-            start, end = min(start, span[1]), max(end, span[2])
-        self.held[key, start, end] = [values, True]
-
-    def end(self, watermark_ms: int) -> list[tuple[Any, ...]]:
-        found = []
-        if self.watermark_ms is not None:
-            for (key, start, end), held in list(self.held.items()):
-                if end + self.past_ms <= self.watermark_ms:
-                    if held[1]:
-                        found.append((key, start, end, len(held[0]), max(held[0])))
-                        held[1] = False
-                    if end + self.past_ms + self.lateness_ms <= self.watermark_ms:
-                        del self.held[key, start, end]
-        self.watermark_ms = max(watermark_ms, self.watermark_ms or watermark_ms)
-        return sorted(found)
+def count_and_max(rows: list[Row]) -> tuple[int, int]:
+    return len(rows), max(value for _, _, value in rows)
 
 
 SPECS: list[WindowSpec] = [
@@ -96,7 +37,10 @@ EPOCHS = st.lists(
 def test_windows_are_those_of_a_model_row_by_row(spec: WindowSpec, lateness_ms: int) -> None:
     @given(EPOCHS, st.integers(0, 5))
     def check(epochs: list[tuple[list[list[Row]], int]], restored_at: int) -> None:
-        job, model = Aggregated(WindowPlan(spec, lateness_ms)), Model(spec, lateness_ms)
+        job, model = (
+            Aggregated(WindowPlan(spec, lateness_ms)),
+            WindowModel(spec, count_and_max, lateness_ms),
+        )
         for number, (batches, watermark_ms) in enumerate(epochs):
             late_before = model.late
             for batch in batches:
@@ -106,15 +50,15 @@ def test_windows_are_those_of_a_model_row_by_row(spec: WindowSpec, lateness_ms: 
             if any(batches):
                 assert job.harness._operator.late_rows == model.late - late_before
             watermark_ms = max(watermark_ms, job.harness.watermark_ms or 0)
-            assert job.end(watermark_ms=watermark_ms) == model.end(watermark_ms)
+            assert job.end(watermark_ms=watermark_ms) == sorted(model.end(watermark_ms))
             if number == restored_at:
                 # An epoch of its own.
                 expected = [*in_ms(job.harness.outputs), *model.end(watermark_ms)]
                 job.harness.snapshot_and_restore()
                 assert in_ms(job.harness.outputs) == sorted(expected)
         expected = sorted(
-            (key, start, end, len(values), max(values))
-            for (key, start, end), (values, is_new) in model.held.items()
+            (*window, *count_and_max(rows))
+            for window, (rows, is_new) in model.held.items()
             if is_new
         )
         assert in_ms(job.harness.drain()) == expected

@@ -1,0 +1,104 @@
+"""The columns that a level is fed: only those that its shuffle, its order or Python needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cairn import Job, Process, sinks
+from cairn.plan.sql import Feed
+from tests.unit.plan.programs import process, source
+
+
+@pytest.fixture
+def job() -> Job:
+    return Job("j", max_parallelism=16)
+
+
+class Plain(Process[Any]):
+    def process(self, row: Any, ctx: Any) -> Any:
+        return row
+
+
+def feeds(job: Job, *, is_pinned: bool = False) -> list[Feed]:
+    graph = job.graph()
+    return [Feed(graph, level, 4, is_pinned) for level in graph.levels]
+
+
+def test_rows_of_one_keyed_edge_travel_with_their_group_alone(job: Job) -> None:
+    process(process(source(job, "s"), "a"), "b")
+    first, second = feeds(job)
+    assert first.columns == first.sent == ["group", "c0", "c1"]
+    assert second.columns == second.sent == ["group", "c0", "c1", "ack"]
+    assert first.subtask == "coalesce(cast(`group` * 4 div 16 AS int), 0)"
+
+
+def test_spark_alone_gets_the_tie_and_the_subtask(job: Job) -> None:
+    process(source(job, "s", event_time="v"), "a")
+    (feed,) = feeds(job, is_pinned=True)
+    assert feed.columns == ["group", "subtask", "time", "tie", "c0", "c1"]
+    assert feed.sent == ["group", "time", "c0", "c1"]
+
+
+def test_rows_name_their_lane_only_where_there_are_several(job: Job) -> None:
+    rows = source(job, "s")
+    process(rows, "a")
+    process(rows, "b", key="v")
+    (feed,) = feeds(job)
+    assert feed.columns == ["lane", "group", "c0", "c1"]
+
+
+def test_rows_without_keys_go_straight_unless_subtasks_are_pinned(job: Job) -> None:
+    rows = source(job, "s", event_time="v")
+    rows.sink_to(sinks.Collect(), uid="out")
+    rows.process(Plain(), schema="k long", uid="plain")
+    (feed,) = feeds(job)
+    assert feed.is_straight and feed.columns == ["lane", "time", "tie", "c0", "c1"]
+    (pinned,) = feeds(job, is_pinned=True)
+    assert not pinned.is_straight and "subtask" in pinned.columns
+
+
+def test_sinks_need_no_event_time(job: Job) -> None:
+    source(job, "s", event_time="v").sink_to(sinks.Collect(), uid="out")
+    (feed,) = feeds(job)
+    assert feed.columns == ["c0", "c1"]
+
+
+def test_rows_that_pass_a_level_have_a_lane_and_a_subtask_there(job: Job) -> None:
+    rows = source(job, "s")
+    process(process(rows, "a").union(rows), "b")
+    first, second = feeds(job)
+    assert first.columns == ["lane", "group", "subtask", "c0", "c1"]
+    assert second.columns == ["group", "c0", "c1", "ack"]
+
+
+def test_acknowledgements_of_a_single_lane_go_where_rows_of_a_null_key_go(job: Job) -> None:
+    process(process(source(job, "s"), "a"), "b")
+    graph = job.graph()
+    feed = feeds(job)[1]
+    columns = feed.label({1: {"k": "c0", "v": "c1"}}, {1: graph.edges[1]}, has_acks=True)
+    assert columns == [
+        "CAST(pmod(xxhash64(c0), 16L) AS INT) AS `group`",
+        "cast(c0 AS bigint) AS `c0`",
+        "cast(c1 AS bigint) AS `c1`",
+        "ack AS `ack`",
+    ]
+
+
+def test_a_column_that_all_lanes_have_in_one_place_depends_on_no_lane(job: Job) -> None:
+    first, second = source(job, "s", "k long, v long"), source(job, "t", "k long, w string")
+    process(first, "a")
+    process(second, "b", schema="k long, w string")
+    graph = job.graph()
+    (feed,) = feeds(job)
+    fields = {0: {"k": "c0", "v": "c1"}, 1: {"w": "c2", "k": "c0"}}
+    columns = feed.label(fields, dict(enumerate(graph.edges)), has_acks=False)
+    assert columns[2:] == [
+        "cast(c0 AS bigint) AS `c0`",
+        "cast(c1 AS bigint) AS `c1`",
+        "cast(c2 AS string) AS `c2`",
+    ]
+    assert (
+        columns[0] == "CASE lane WHEN 0 THEN 0 WHEN 1 THEN 1 ELSE cast(null AS int) END AS `lane`"
+    )
