@@ -179,18 +179,19 @@ def test_output_that_does_not_fit_is_refused() -> None:
         harness.push((1,))
 
 
-def test_state_that_cannot_be_stored_fails_the_commit() -> None:
+@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+def test_state_that_cannot_be_stored_fails_the_epoch(backend: str) -> None:
     class Grows(KeyedProcess[Any]):
         n = state.Value("long", default=1)
 
         def process(self, row: Any, ctx: Any) -> Any:
             self.n.set(self.n.get() * 2**40)
 
-    with Harness(Grows(), "k long", "k", "x long") as harness:
+    with Harness(Grows(), "k long", "k", "x long", backend=backend) as harness:
         harness.push((1,))
         harness.commit()
-        harness.push((1,))
         with pytest.raises(FunctionError, match="state 'n' of key 1"):
+            harness.push((1,))
             harness.commit()
         assert harness.state("n", 1) == 2**40
 

@@ -107,20 +107,23 @@ class ColumnTable(Table):
         self._asked = (names, positions)
         return positions
 
-    def number(self, names: Sequence[pa.Array]) -> Ints:
-        """Return a number for each name: equal names have the number of the last of them."""
+    def number(self, names: Sequence[pa.Array]) -> tuple[Ints, Ints]:
+        """Number the distinct names; return the number of each name, and a row of each number."""
         positions = self.find(names)
         count = len(self._index)
         missing = np.flatnonzero(positions < 0)
         if len(missing):
-            rows = pa.array(missing)
-            new = NameIndex(self._types)
+            new, taken = NameIndex(self._types), pa.array(missing)
             positions = positions.copy()
-            positions[missing] = count + new.place([array.take(rows) for array in names])[0]
+            positions[missing] = count + new.place([array.take(taken) for array in names])[0]
             count += len(new)
-        last = np.empty(count, np.int64)
-        last[positions] = np.arange(len(positions))
-        return last[positions]
+        numbers = np.empty(count, np.int32)
+        rows = np.arange(len(positions), dtype=np.int32)
+        # The last row of a name is left.
+        numbers[positions] = rows
+        distinct = np.flatnonzero(numbers[positions] == rows)
+        numbers[positions[distinct]] = rows[: len(distinct)]
+        return numbers[positions], distinct
 
     def select(self, names: Sequence[pa.Array], rows: Ints) -> list[pa.Array]:
         """Return some of the names, whose positions need not be looked up again."""

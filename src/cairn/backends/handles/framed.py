@@ -39,7 +39,7 @@ class Frame:
     def __init__(self) -> None:
         self.handles: list[FramedValueHandle] = []
         self.names: list[pa.Array] = []
-        """The key of each row."""
+        """The distinct keys of the rows, by place."""
         self.groups: Ints = np.empty(0, np.int64)
         self.is_open = False
 
@@ -52,19 +52,22 @@ class Frame:
 
     def open(self, keys: pa.Array, groups: Ints) -> list[int]:
         """Begin with rows of these keys; return the place of each row."""
-        self.names, self.groups = [keys], groups
+        table = self.handles[0].table
+        numbers, distinct = table.number([keys])
+        self.names, self.groups = table.select([keys], distinct), groups[distinct]
         self.is_open = True
         for handle in self.handles:
-            handle.begin_frame(len(keys))
-        places: list[int] = self.handles[0].table.number(self.names).tolist()
+            handle.begin_frame(len(distinct))
+        places: list[int] = numbers.tolist()
         return places
 
     def close(self) -> None:
         """Write what the rows have written."""
-        self.is_open = False
-        for handle in self.handles:
-            handle.write_frame()
-            handle.end_frame()
+        try:
+            for handle in self.handles:
+                handle.write_frame()
+        finally:
+            self.drop()
 
     def drop(self) -> None:
         """Forget what the rows have written: the epoch has failed."""
@@ -108,7 +111,7 @@ class FramedValueHandle(Value[Any]):
         default = getattr(table.declaration, "default", None)
         self._default = None if default is None else self._normalise(default)
         self._values: Any
-        """By place: the value of each row's key; None also where it was not read yet."""
+        """By place: the value of the key; None also where it was not read yet."""
         self._written: Any
         """By place: the values that were written, in the order of the first write; None deletes."""
         self._undone: dict[int, Datum] = {}
