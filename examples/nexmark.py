@@ -81,19 +81,12 @@ def q4(bids: Stream, auctions: Stream) -> Stream:
     """What is the average price of the winning bids, in each category?"""
     prices = bids.transform(select("auction", "price", "date_time"))
     items = auctions.transform(select("id", "category", "date_time", "expires"))
-    winning = prices.join_as_of(
-        items, on={"auction": "id"}, valid_until="expires", uid="q4-bids"
-    ).top(1, by="price desc", per="auction", uid="q4-winning")
-    # A bid that another one has beaten comes again, without a rank.
-    return (
-        winning.key_by("category")
-        .aggregate(
-            total="sum(if(rank is null, -price, price))",
-            auctions="sum(if(rank is null, -1, 1))",
-            uid="q4",
-        )
-        .transform(select("category", "total / auctions as price"))
+    winning = (
+        prices.join_as_of(items, on={"auction": "id"}, valid_until="expires", uid="q4-bids")
+        .key_by("auction", "category")
+        .aggregate(final="max(price)", changes=True, uid="q4-winning")
     )
+    return winning.key_by("category").aggregate(price="avg(final)", uid="q4")
 
 
 def q5(bids: Stream) -> Stream:

@@ -142,7 +142,9 @@ def _build_hasher(type: pa.DataType) -> _Hasher:
 
 _Hashes = npt.NDArray[np.uint64]
 _LANES_FROM = 31
-"""Texts of more bytes are hashed in four lanes, one text at a time."""
+"""Texts of more bytes begin with stripes of four lanes."""
+_STRIPED_MAX = 1024
+"""Texts of more bytes are hashed one at a time: a stripe is a numpy call for all texts."""
 _P1, _P2, _P3, _P4, _P5 = (
     np.uint64(prime)
     for prime in (
@@ -212,16 +214,21 @@ def _hash_ints(numbers: _Hashes, seeds: _Hashes) -> _Hashes:
 
 
 def _hash_texts(array: pa.Array, seeds: _Hashes) -> _Hashes:
-    """Up to 31 bytes by the column: words of eight bytes, one of four, then bytes."""
+    """By the column: stripes of 32 bytes, words of eight, one of four, then bytes."""
     starts, lengths, words = text_words(array)
-    hashes = seeds + _P5 + lengths.astype(np.uint64)
-    for at in range(min(3, int(lengths.max(initial=0)) // 8)):
+    is_plain = lengths <= _STRIPED_MAX
+    plain = np.where(is_plain, lengths, 0)
+    hashes = seeds + _P5
+    longer = np.flatnonzero(plain > _LANES_FROM)
+    if len(longer):
+        hashes[longer] = _hash_stripes(starts[longer], plain[longer], words, seeds[longer])
+    hashes += plain.astype(np.uint64)
+    starts, rest = starts + (plain & ~31), plain & 31
+    for at in range(min(3, int(rest.max(initial=0)) // 8)):
         mixed = hashes ^ (_rotate(words[starts + 8 * at] * _P2, 31) * _P1)
         mixed = _rotate(mixed, 27) * _P1 + _P4
-        hashes = np.where(lengths >= 8 * at + 8, mixed, hashes)
-    is_short = lengths <= _LANES_FROM
-    rest = np.where(is_short, lengths & 7, 0)
-    ends = np.where(is_short, starts + (lengths & ~7), starts)
+        hashes = np.where(rest >= 8 * at + 8, mixed, hashes)
+    ends, rest = starts + (rest & ~7), rest & 7
     mixed = hashes ^ ((words[ends] & np.uint64(0xFFFFFFFF)) * _P1)
     mixed = _rotate(mixed, 23) * _P2 + _P3
     hashes = np.where(rest >= 4, mixed, hashes)
@@ -230,12 +237,31 @@ def _hash_texts(array: pa.Array, seeds: _Hashes) -> _Hashes:
         mixed = hashes ^ ((words[ends + at] & np.uint64(0xFF)) * _P5)
         hashes = np.where((rest & 3) > at, _rotate(mixed, 11) * _P1, hashes)
     hashes = _avalanche(hashes)
-    longer = np.flatnonzero(~is_short)
-    if len(longer):
-        texts = array.take(pa.array(longer)).cast(pa.binary()).to_pylist()
-        pairs = zip(texts, seeds[longer].tolist(), strict=True)
+    if not is_plain.all():
+        longest = np.flatnonzero(~is_plain)
+        texts = array.take(pa.array(longest)).cast(pa.binary()).to_pylist()
+        pairs = zip(texts, seeds[longest].tolist(), strict=True)
         # Under a null there may be a length, but no text.
-        hashes[longer] = [xxh64_intdigest(text or b"", seed) for text, seed in pairs]
+        hashes[longest] = [xxh64_intdigest(text or b"", seed) for text, seed in pairs]
+    return hashes
+
+
+def _hash_stripes(
+    starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], words: _Hashes, seeds: _Hashes
+) -> _Hashes:
+    """Return the hash of the whole stripes of each text, of which each has one at least."""
+    lanes = [seeds + _P1 + _P2, seeds + _P2, seeds.copy(), seeds - _P1]
+    for at in range(0, int(lengths.max()) & ~31, 32):
+        rows = np.flatnonzero(lengths >= at + 32)
+        for number, lane in enumerate(lanes):
+            word = words[starts[rows] + (at + 8 * number)]
+            lane[rows] = _rotate(lane[rows] + word * _P2, 31) * _P1
+    hashes = np.zeros(len(seeds), np.uint64)
+    for lane, bits in zip(lanes, (1, 7, 12, 18), strict=True):
+        hashes += _rotate(lane, bits)
+    for lane in lanes:
+        hashes ^= _rotate(lane * _P2, 31) * _P1
+        hashes = hashes * _P1 + _P4
     return hashes
 
 

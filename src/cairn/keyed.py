@@ -138,7 +138,7 @@ class KeyedStream:
         *,
         uid: str = NO_UID,
         emit: str = "change",
-        changes: bool = False,
+        changes: bool | str = False,
         **aggregates: str,
     ) -> ProcessStream:
         """Aggregates of all rows of a key so far: `total="sum(v)", n="count(*)"`.
@@ -156,7 +156,7 @@ class KeyedStream:
         is emitted with the counts 0 and nulls, or, with `changes`, is taken back.
         """
         every_ms = running_interval_ms(emit, f"aggregation {uid!r}")
-        output = Output(changes=changes, every_ms=every_ms)
+        output = Output(changes=_check_changes(changes, uid), every_ms=every_ms)
         return aggregate(self._stream, self._columns, uid, aggregates, None, output)
 
 
@@ -208,7 +208,7 @@ class WindowedStream:
         return keyed.process(made, schema=made.schema, uid=uid)
 
     def aggregate(
-        self, *, uid: str = NO_UID, changes: bool = False, **aggregates: str
+        self, *, uid: str = NO_UID, changes: bool | str = False, **aggregates: str
     ) -> ProcessStream:
         """Aggregates of each window: `total="sum(v)", n="count(*)"`, as on a keyed stream.
 
@@ -223,7 +223,7 @@ class WindowedStream:
                 f"  next: write .window(..., emit={aggregates['emit']!r}).aggregate(...)"
             )
         keyed = self.keyed
-        output = Output(changes=changes)
+        output = Output(changes=_check_changes(changes, uid))
         return aggregate(keyed._stream, keyed._columns, uid, aggregates, self.plan, output)
 
     def _keys(self, uid: str) -> tuple[str, ...]:
@@ -234,6 +234,16 @@ class WindowedStream:
                 "  next: use .aggregate(...), or .key_by(...) before .window(...)"
             )
         return self.keyed._columns
+
+
+def _check_changes(changes: bool | str, uid: str) -> bool:
+    """Return the option; text is an aggregate that was given its name, maybe in a dict."""
+    if not isinstance(changes, bool):
+        raise PlanError(
+            f"aggregation {uid!r}: changes={changes!r}\n  expected: True or False\n"
+            "  next: give the aggregate another name"
+        )
+    return changes
 
 
 def aggregate(

@@ -175,7 +175,7 @@ def test_of_racing_processes_exactly_one_wins_each_number(
 ) -> None:
     if kind == "s3":
         request.getfixturevalue("s3")
-    racers, rounds = 4, 25
+    racers, rounds = 3, 25
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(racers), context.Queue()
     url = STORES[kind](tmp_path)

@@ -30,6 +30,7 @@ from tests.aggregates_model import (
     make_partial_rows,
     sort_key,
 )
+from tests.marks import in_turn
 
 ROW = st.builds(
     Row,
@@ -156,8 +157,7 @@ def test_running_results_are_those_of_all_rows_so_far(backend: str, steps: list[
             fresh = []
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("spec", SPECS, ids=str)
+@pytest.mark.parametrize(("spec", "backend"), in_turn(SPECS, list(BACKENDS)), ids=str)
 @settings(suppress_health_check=list(HealthCheck))
 @given(
     epochs=st.lists(st.tuples(st.lists(BATCH, max_size=2), st.integers(0, 70)), max_size=6),
@@ -195,23 +195,21 @@ class View:
     """What is left of changes: the rows with 1, less those with -1."""
 
     def __init__(self) -> None:
-        self.rows: Counter[Any] = Counter()
+        self.counts: Counter[str] = Counter()
+        self.contents: dict[str, tuple[Any, ...]] = {}
         self.seen = 0
 
-    def follow(self, harness: Harness) -> list[tuple[Any, ...]]:
+    def follow(self, outputs: Sequence[Any]) -> list[tuple[Any, ...]]:
         """Apply what was emitted since, and return the rows that hold now."""
-        outputs = harness.outputs
         for row in outputs[self.seen :]:
-            # As text, because NaN is not equal to itself.
             content = tuple(_ms(value) for value in row[:-1])
+            # By its text, because NaN is not equal to itself.
             name = repr(content).replace("-0.0", "0.0")
-            self.rows[name, content if row[-1] > 0 else None] += row[-1]
+            self.counts[name] += row[-1]
+            self.contents[name] = content
         self.seen = len(outputs)
-        found = {name: content for name, content in self.rows if content is not None}
-        counts = {name: self.rows[name, found[name]] + self.rows[name, None] for name in found}
-        counts = {name: 0 for name, _ in self.rows} | counts
-        assert set(counts.values()) <= {0, 1}, counts
-        held = [found[name] for name, count in counts.items() if count]
+        assert set(self.counts.values()) <= {0, 1}, self.counts
+        held = [self.contents[name] for name, count in self.counts.items() if count]
         return sorted(held, key=sort_key)
 
 
@@ -237,8 +235,7 @@ def group_by_key(rows: Sequence[Row]) -> dict[str | None, list[Row]]:
     return found
 
 
-@pytest.mark.parametrize("changes", [False, True])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("backend", "changes"), in_turn(list(BACKENDS), [False, True]))
 @settings(suppress_health_check=list(HealthCheck))
 @given(epochs=st.lists(st.lists(TURN, max_size=2), max_size=6), restored_at=st.integers(0, 5))
 def test_rows_that_are_taken_back_leave_the_results_of_the_others(
@@ -258,7 +255,7 @@ def test_rows_that_are_taken_back_leave_the_results_of_the_others(
             present = group_by_key(held)
             if changes:
                 expected = [(key, *signed_results(rows)) for key, rows in present.items()]
-                assert_same(view.follow(harness), sorted(expected, key=sort_key), SIGNED)
+                assert_same(view.follow(harness.outputs), sorted(expected, key=sort_key), SIGNED)
             else:
                 # A key that was shown and has no rows left is shown once more, empty.
                 expected = [
@@ -278,8 +275,7 @@ def test_rows_that_are_taken_back_leave_the_results_of_the_others(
                     assert harness.state(name, key) == {}
 
 
-@pytest.mark.parametrize("emit", ["final", "change"])
-@pytest.mark.parametrize("spec", SPECS, ids=str)
+@pytest.mark.parametrize(("spec", "emit"), in_turn(SPECS, ["change", "final"]), ids=str)
 @settings(suppress_health_check=list(HealthCheck))
 @given(
     epochs=st.lists(st.tuples(st.lists(BATCH, max_size=2), st.integers(0, 70)), max_size=6),
@@ -307,10 +303,10 @@ def test_changes_of_windows_add_up_to_their_results(
             gone |= {window: rows for window, rows in before.items() if window not in model.held}
             shown = {window: held[0] for window, held in model.held.items() if not held[1]}
             expected = [(*window, *results(rows)) for window, rows in (gone | shown).items()]
-            assert_same(view.follow(harness), sorted(expected, key=sort_key))
+            assert_same(view.follow(harness.outputs), sorted(expected, key=sort_key))
             if number == restored_at:
                 harness.snapshot_and_restore(base=bool(number % 2))
-                view.follow(harness)
+                view.follow(harness.outputs)
                 before = {window: list(held[0]) for window, held in model.held.items()}
                 model.end(watermark_ms)
                 gone |= {w: rows for w, rows in before.items() if w not in model.held}
@@ -331,12 +327,14 @@ def test_windows_take_rows_back(spec: WindowSpec, epochs: list[Any]) -> None:
             machine.end()
             if isinstance(spec, Session):
                 # A session stays as long as it was, so only its rows are compared.
-                found = Counter(row[0] for row in view.follow(harness) for _ in range(row[3]))
+                found = Counter(
+                    row[0] for row in view.follow(harness.outputs) for _ in range(row[3])
+                )
                 assert found == Counter(row.k for row in held)
                 continue
             model = WindowModel(spec, signed_results)
             model.take(held)
-            assert_same(view.follow(harness), model.drain(), SIGNED)
+            assert_same(view.follow(harness.outputs), model.drain(), SIGNED)
 
 
 @settings(suppress_health_check=list(HealthCheck))
@@ -371,7 +369,7 @@ def test_an_aggregate_of_an_aggregate_is_that_of_the_present_results(epochs: lis
                 for key, rows in group_by_key(held).items()
             ]
             expected = [(key, *signed_results(rows)) for key, rows in group_by_key(inner).items()]
-            assert_same(view.follow(second.harness), sorted(expected, key=sort_key), SIGNED)
+            assert_same(view.follow(second.harness.outputs), sorted(expected, key=sort_key), SIGNED)
 
 
 def _some(rows: Sequence[Row]) -> list[int]:

@@ -319,6 +319,7 @@ def test_spark_aggregates_ahead_while_that_leaves_few_rows(
         ({"x": "sum(s)"}, ""),
         ({"x": "sum(v)", "emit": "final"}, "has no end"),
         ({"_change": "sum(v)", "changes": True}, "name of another column"),
+        ({"changes": "sum(v)"}, "another name"),
     ],
 )
 def test_what_cannot_be_aggregated_is_refused_at_once(

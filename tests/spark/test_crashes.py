@@ -434,6 +434,8 @@ def damage(path):
     path.write_bytes(data)
 
 
+# tests/simulation/test_damage.py has every kind of file without Spark.
+@pytest.mark.soak
 def test_damaged_newest_file_is_named_and_never_skipped(spark, short, tmp_path):
     """A delta, a delta that is gone, a manifest: each is refused by name until it is back."""
     source = Input(tmp_path / "in", SCHEMA).add_all(payments(short.files)[:2])

@@ -49,6 +49,8 @@ def test_an_epoch_of_several_batches_is_committed_once(spark: Any, ledger: Any, 
     assert run.status == "finished"
 
 
+# tests/simulation/test_guarantees.py has it without Spark.
+@pytest.mark.soak
 def test_a_slot_that_dies_between_two_batches_of_an_epoch_is_restored(
     spark: Any, ledger: Any, tmp_path: Path
 ):
@@ -79,10 +81,11 @@ def test_a_stop_commits_the_epoch_under_way(spark: Any, ledger: Any, tmp_path: P
     assert by_id(published(tmp_path / "booked")) == ledger.booked(0, 1)
 
 
+# tests/simulation/test_guarantees.py has it without Spark, at every point of a driver.
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "guarantee", ["exactly-once", for_soak("at-least-once"), for_soak("at-most-once")]
+    "guarantee", [for_soak(each) for each in ("exactly-once", "at-least-once", "at-most-once")]
 )
 def test_a_killed_driver_does_to_the_output_what_the_guarantee_allows(
     spark: Any, guarantee: str, tmp_path: Path

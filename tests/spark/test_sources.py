@@ -12,6 +12,7 @@ from cairn import Job, KeyedProcess, PlanError, RestoreError, sinks, state
 from cairn.storage.log import record_path
 from cairn.storage.store import open_store
 from cairn.storage.verify import verify
+from tests.marks import for_soak
 from tests.spark.support import epochs, finish, published, stored_state
 
 ROWS = "id string, k bigint"
@@ -99,7 +100,20 @@ def test_a_source_that_is_reset_is_read_again_and_the_others_are_not(spark, make
     assert stored_state(job, checkpoint)["count"]["n"] == {1: 3}
 
 
-def test_damage_to_spark_s_folder_and_to_the_log_repeats_no_row(spark, make_input, tmp_path):
+def cut(path):
+    path.write_text(path.read_text().split("\n")[0])
+
+
+# Of the newest list of files, or of the compact one.
+@pytest.mark.parametrize(
+    "harms",
+    [
+        [(cut, True), (Path.unlink, False)],
+        for_soak([(cut, True), (cut, False), (Path.unlink, True), (Path.unlink, False)]),
+    ],
+    ids=["some", "all"],
+)
+def test_damage_to_spark_s_folder_and_to_the_log_repeats_no_row(spark, make_input, tmp_path, harms):
     a = make_input(ROWS)
     checkpoint = tmp_path / "ckpt"
     names = [f"a{number}" for number in range(12)]
@@ -111,22 +125,19 @@ def test_damage_to_spark_s_folder_and_to_the_log_repeats_no_row(spark, make_inpu
         report = verify(open_store(str(checkpoint)))
         return str(path.relative_to(checkpoint)) in {damage.path for damage in report.damage}
 
-    def cut(path):
-        path.write_text(path.read_text().split("\n")[0])
-
-    for damage in (cut, Path.unlink):
-        for number in (len(names) - 1, 9):
-            folder = checkpoint / epochs(checkpoint)[-1].spark.folder
-            there = [*folder.glob(f"sources/0/{number}"), *folder.glob(f"sources/0/{number}.c*")]
-            damage(there[0])
-            # Hadoop's own checksum beside it is wrong from now on, and nobody needs it.
-            (there[0].parent / f".{there[0].name}.crc").unlink(missing_ok=True)
-            assert damaged(there[0])
-            names.append(f"a{len(names)}")
-            a.add((names[-1], 1))
-            finish(made_from(spark, tmp_path, a=a), checkpoint)
-            assert times_seen(tmp_path) == once(*names)
-            assert verify(open_store(str(checkpoint))).ok
+    for damage, of_newest in harms:
+        number = len(names) - 1 if of_newest else 9
+        folder = checkpoint / epochs(checkpoint)[-1].spark.folder
+        there = [*folder.glob(f"sources/0/{number}"), *folder.glob(f"sources/0/{number}.c*")]
+        damage(there[0])
+        # Hadoop's own checksum beside it is wrong from now on, and nobody needs it.
+        (there[0].parent / f".{there[0].name}.crc").unlink(missing_ok=True)
+        assert damaged(there[0])
+        names.append(f"a{len(names)}")
+        a.add((names[-1], 1))
+        finish(made_from(spark, tmp_path, a=a), checkpoint)
+        assert times_seen(tmp_path) == once(*names)
+        assert verify(open_store(str(checkpoint))).ok
 
     newest = checkpoint / record_path(epochs(checkpoint)[-1].number)
     record = newest.read_bytes()

@@ -138,7 +138,7 @@ def choose(monkeypatch: Any, grouped: bool) -> None:
     monkeypatch.setattr(PartialChoice, "choose", lambda self, epoch: chosen)
 
 
-@pytest.mark.parametrize("name", [for_soak("tumbling"), "moved", "sliding", "session"])
+@pytest.mark.parametrize("name", [for_soak("tumbling"), for_soak("moved"), "sliding", "session"])
 def test_windows_are_those_of_batch_sql_without_the_late_rows(
     spark: Any, tmp_path_factory: Any, name: str
 ) -> None:

@@ -106,7 +106,10 @@ def test_a_column_of_keys_has_the_groups_of_its_keys(types, values, expected):
     assert key_groups(struct_keys[:0], struct_keys.type, 8).tolist() == []
 
 
-@given(st.lists(st.none() | st.binary(max_size=70)), st.integers(0, 5))
+VERY_LONG = st.sampled_from([bytes(range(256)) * 8, b"x" * 1023, b"x" * 1024, b"x" * 1025])
+
+
+@given(st.lists(st.none() | st.binary(max_size=140) | VERY_LONG), st.integers(0, 5))
 def test_texts_of_every_length_are_hashed_alike_by_the_column(texts, start):
     column = pa.array(texts, pa.binary())[start:]
     numbers = pa.array(range(len(column)), pa.int64())

@@ -69,6 +69,8 @@ def _find_read(planner: Any, session: SparkSession, whole: Collection[str]) -> R
         if read is None:
             return everything
         found = {name: found[name] | read[name] for name in found}
+        if found == everything:
+            return everything
     # Spark needs a column to count rows by.
     found = {s.name: found[s.name] or frozenset(s.schema.names[:1]) for s in graph.sources}
     filled = {s.name: fill_unread(leaves[s.name], s, found) for s in graph.sources}

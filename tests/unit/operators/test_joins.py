@@ -473,3 +473,42 @@ def test_an_outer_join_without_an_end_is_refused() -> None:
 def test_ttl_with_event_times_is_within() -> None:
     by_ttl = join_plan(LEFT, RIGHT, {"k": "id"}, None, "full", "_right", ttl="1 hour")
     assert by_ttl == join_plan(LEFT, RIGHT, {"k": "id"}, "1 hour", "full", "_right")
+
+
+class Picky(Join):
+    """Fails on the rows with the number 2, after it has joined and kept them."""
+
+    def on_left(self, batch: pa.RecordBatch, ctx: Any) -> Any:
+        return self._fail_on(2, batch["v"], super().on_left(batch, ctx))
+
+    def on_right(self, batch: pa.RecordBatch, ctx: Any) -> Any:
+        return self._fail_on(2, batch["w"], super().on_right(batch, ctx))
+
+    def _fail_on(self, number: int, numbers: pa.Array, joined: Any) -> Any:
+        yield from joined
+        if number in numbers.to_pylist():
+            raise ValueError(number)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@given(how=st.sampled_from(HOW), epochs=EPOCHS)
+def test_a_row_that_is_put_aside_leaves_nothing_behind(backend: str, how: str, epochs: Any) -> None:
+    model, watermark, aside = Model(how, -6, 6), 0, 0
+    options = {"backend": backend, "on_error": "dead-letter"}
+    with harness_of(how, -6, 6, function=Picky, **options) as harness:
+        for rows, step in epochs:
+            watermark += step
+            harness.advance_watermark(watermark)
+            sides: dict[str, list[Any]] = {"left": [], "right": []}
+            for row in rows:
+                ((side, given_row),) = pushed(row).items()
+                sides[side].append(given_row)
+                if row[2] >= watermark * 1000 and row[3] != 2:
+                    model.rows[side].append(row[1:])
+                aside += row[2] >= watermark * 1000 and row[3] == 2
+            harness.push(**sides)
+            harness.commit()
+            assert emitted(harness) == model.joined(watermark * 1000)
+        harness.drain()
+        assert emitted(harness) == model.joined(float("inf"))
+        assert len(harness.side("errors")) == aside

@@ -109,6 +109,41 @@ def test_the_newest_row_of_a_key_is_emitted_when_it_changes(
     check()
 
 
+STEPS = st.tuples(st.lists(ROWS, max_size=6), st.integers(0, 4))
+
+
+@pytest.mark.parametrize("clock", ["processing", "event"])
+@pytest.mark.parametrize(("backend", "examples"), [("heap", 25), ("rocksdb", 8)])
+def test_keys_are_forgotten_when_their_time_is_over_and_then_begin_again(
+    backend: str, examples: int, clock: Any
+) -> None:
+    @settings(max_examples=examples)
+    @given(st.lists(STEPS, max_size=6), st.integers(1, 5))
+    def check(epochs: list[Any], ttl_ms: int) -> None:
+        model, last_ms, now_ms = Model(timed=True), dict[Any, int](), 0
+        ttl = TTL(f"{ttl_ms} milliseconds", clock=clock)
+        with harness_of(ttl=ttl, backend=backend) as harness:
+            for rows, step_ms in epochs:
+                now_ms += step_ms
+                harness.clock.advance_ms(step_ms)
+                harness.advance_watermark(now_ms)
+                for key in [key for key, at_ms in last_ms.items() if at_ms + ttl_ms <= now_ms]:
+                    del last_ms[key], model.newest[key]
+                before = len(harness.outputs)
+                harness.push(rows)
+                harness.snapshot_and_restore()
+                counted = [row for row in rows if clock == "processing" or row[1] >= now_ms]
+                assert shown(harness.outputs[before:]) == shown(model.run(counted))
+                assert len(harness.side("late")) >= len(rows) - len(counted)
+                for row in counted:
+                    at_ms = row[1] if clock == "event" else now_ms
+                    last_ms[row[0]] = max(at_ms, last_ms.get(row[0], at_ms))
+            for key, at_ms in last_ms.items():
+                assert harness.state("idle", key) == {at_ms: True}
+
+    check()
+
+
 ONE_TIME = [("k", 5, (None, "a"), d, [text]) for d in (None, -0.0, 0.0) for text in ("", "x")]
 
 

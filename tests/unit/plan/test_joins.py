@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cairn import Job, KeyedProcess, PlanError
+from cairn import BatchProcess, Job, KeyedProcess, PlanError
 from cairn.plan.deploy import job_spec
 from cairn.plan.graph import EventTime, Port, SourceNode, Watermark, port_time
 from cairn.stream import Stream
@@ -75,6 +75,66 @@ def test_a_join_needs_two_event_times_of_one_job() -> None:
         left.join(two(Job("other"))[0], on="k", within="1 minute", uid="j")
     with pytest.raises(PlanError, match="expected: a stream"):
         left.join(left.key_by("k"), on="k", within="1 minute", uid="j")  # type: ignore[arg-type]
+
+
+def test_a_join_without_within_needs_no_event_time_and_gives_none() -> None:
+    job = Job("j")
+    timed, _ = two(job)
+    plain = source(job, "plain", "k int, v string", None)
+    timed.join(plain, on="k", uid="all")
+    timed.join(plain, on="k", ttl="1 hour", how="full", uid="hour")
+    assert port_time(job._nodes, Port("all")) is port_time(job._nodes, Port("hour")) is None
+    spec = job_spec(job.graph(), job_id="j", checkpoint="memory:", backend="heap")
+    inlets = [inlet for level in spec.levels for op in level.operators for inlet in op.inlets]
+    assert [inlet.event_time for inlet in inlets] == [None] * 4, "so no row is late"
+    assert "inner join" in job.explain() and "full join, ttl 1 hour" in job.explain()
+
+
+def test_ttl_of_streams_with_event_time_bounds_it() -> None:
+    job = Job("j")
+    left, right = two(job)
+    left.join(right, on="k", ttl="1 minute", uid="j")
+    assert port_time(job._nodes, Port("j")) == EventTime("ts")
+    assert job.graph().times.delay_ms(Port("j")) == 60_000
+
+
+def test_a_join_as_of_a_time_has_the_time_of_left_and_no_delay() -> None:
+    job = Job("j")
+    left, right = two(job)
+    joined = left.join_as_of(right, on="k", valid_until="1 day", how="left", uid="j")
+    assert joined.schema.names == ["k", "ts", "ts_right"]
+    assert port_time(job._nodes, Port("j")) == EventTime("ts")
+    assert job.graph().times.delay_ms(Port("j")) == 0
+    assert joined.side("late.right").schema == right.schema
+    assert "left join as of the time of left" in job.explain()
+    plain = source(job, "plain", "k int", None)
+    with pytest.raises(PlanError, match="the right stream has no event time"):
+        left.join_as_of(plain, on="k", uid="k")
+    with pytest.raises(PlanError, match="expected: a stream"):
+        left.join_as_of(right.key_by("k"), on="k", uid="k")  # type: ignore[arg-type]
+
+
+class Both(BatchProcess):
+    def on_a(self, batch: Any, ctx: Any) -> Any:
+        return None
+
+    def on_b(self, batch: Any, ctx: Any) -> Any:
+        return None
+
+
+def test_connected_streams_run_by_the_batch() -> None:
+    job = Job("j")
+    left, right = two(job)
+    both = job.connect(a=left.key_by("k"), b=right.key_by("k"))
+    assert both.process_batch(Both(), schema="k int", uid="both").schema.names == ["k"]
+    with pytest.raises(PlanError, match=r"Both has no on_c\(batch, ctx\)"):
+        job.connect(a=left.key_by("k"), b=right.key_by("k"), c=left.key_by("k")).process_batch(
+            Both(), schema="k int", uid="c"
+        )
+    with pytest.raises(PlanError, match="process_batch needs keys"):
+        left.broadcast(right).process_batch(Both(), schema="k int", uid="c")
+    with pytest.raises(PlanError, match="takes no broadcast"):
+        both.broadcast(left).process_batch(Both(), schema="k int", uid="c")
 
 
 def test_a_stream_can_be_joined_with_itself() -> None:

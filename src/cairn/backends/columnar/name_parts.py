@@ -8,13 +8,14 @@ Always true here:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cairn.backends.columnar.int_index import Names
+from cairn.backends.columnar.long_texts import BYTE_MASKS, LongTexts
 from cairn.backends.columnar.spread import form_of, is_fixed, valid_buffer, validity
 from cairn.key_groups import text_words
 from cairn.types.codec import Key, codec
@@ -23,17 +24,8 @@ from cairn.types.codec.core import Values
 Ints = npt.NDArray[np.int64]
 
 _SHORT_BYTES_MAX = 15
-_BYTE_MASKS = np.array([(1 << 8 * count) - 1 for count in range(9)], np.uint64).view(np.int64)
 _NULL_BITS_MAX = 31
 """Limit of a part: the bits of key and entry together must fit an integer."""
-
-
-class Names(NamedTuple):
-    """Names as rows of integers."""
-
-    columns: list[Ints]
-    nulls: Ints | None
-    """A bit per part that is null; None if no part of any name is."""
 
 
 class Part(ABC):
@@ -122,8 +114,7 @@ class _TextPart(Part):
 
     def __init__(self, type: pa.DataType) -> None:
         self._type = type
-        self._numbers: dict[bytes, int] = {}
-        self._values: list[bytes] = []
+        self._longer = LongTexts(type)
 
     def split(self, array: pa.Array, *, add: bool) -> tuple[list[Ints], Ints | None]:
         starts, lengths, data = text_words(array)
@@ -131,24 +122,17 @@ class _TextPart(Part):
         valid = validity(array)
         if valid is not None:
             lengths = np.where(valid, lengths, 0)
-        first = words[starts] & _BYTE_MASKS[np.minimum(lengths, 8)]
-        second = words[starts + 8] & _BYTE_MASKS[np.clip(lengths - 8, 0, 7)]
+        first = words[starts] & BYTE_MASKS[np.minimum(lengths, 8)]
+        second = words[starts + 8] & BYTE_MASKS[np.clip(lengths - 8, 0, 7)]
         second |= lengths << 56
         is_long = np.flatnonzero(lengths > _SHORT_BYTES_MAX)
         if len(is_long):
-            first[is_long] = self._number(array, is_long, add=add)
+            longer = array if len(is_long) == len(array) else array.take(pa.array(is_long))
+            first[is_long] = self._longer.number(
+                longer, starts[is_long], lengths[is_long], words, add=add
+            )
             second[is_long] = -1
         return [first, second], None if valid is None else (~valid).astype(np.int64)
-
-    def _number(self, array: pa.Array, rows: Ints, *, add: bool) -> list[int]:
-        found = array.take(pa.array(rows)).cast(pa.binary()).to_pylist()
-        numbers, values = self._numbers, self._values
-        if add:
-            for value in found:
-                if value not in numbers:
-                    numbers[value] = len(values)
-                    values.append(value)
-        return [numbers.get(value, -1) for value in found]
 
     def join(self, names: Names, at: int, bit: int, *, nullable: bool = True) -> pa.Array:
         first, second = names.columns[at : at + 2]
@@ -162,11 +146,8 @@ class _TextPart(Part):
         buffers = [valid_buffer(valid), pa.py_buffer(offsets), pa.py_buffer(data)]
         array = pa.Array.from_buffers(self._type, len(first), buffers)
         if is_long.any():
-            values = self._values
-            longer = [values[number] for number in first[is_long].tolist()]
-            array = pc.replace_with_mask(
-                array, pa.array(is_long), pa.array(longer, pa.binary()).cast(self._type)
-            )
+            longer = self._longer.values(first[is_long])
+            array = pc.replace_with_mask(array, pa.array(is_long), longer)
         return array
 
 

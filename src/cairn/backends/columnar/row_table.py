@@ -115,8 +115,7 @@ class RowTable(Table):
 
     def _next_number(self) -> int:
         if self._next is None:
-            held = [run.all.numbers[run.committed] for run in self._runs]
-            self._next = 1 + max((int(each.max()) for each in held if len(each)), default=-1)
+            self._next = 1 + max((run.number_max() for run in self._runs), default=-1)
         return self._next
 
     def set_waiting(self, found: Found, *, waits: bool) -> None:

@@ -97,6 +97,7 @@ class Run:
         self.waited = rows.waiting.copy()
         self.first: int | None = int(rows.times.min())
         """The earliest time of a live row."""
+        self._number_max: int | None = None
         self._log: list[tuple[Ints, Change]] = []
 
     def __len__(self) -> int:
@@ -197,11 +198,21 @@ class Run:
         for at, _ in self._log:
             self.committed[at] = self.live[at]
             self.waited[at] = self.waiting[at]
+            if self._number_max in self.all.numbers[at]:
+                self._number_max = None
         self._log = []
+
+    def number_max(self) -> int:
+        """Return the largest number of a row that the parent epoch has, -1 without rows."""
+        if self._number_max is None:
+            numbers = self.all.numbers[self.committed]
+            self._number_max = int(numbers.max()) if len(numbers) else -1
+        return self._number_max
 
     def commit_all(self) -> None:
         """Make a run of the epoch a run of the parent's."""
         self.is_fresh = False
+        self._number_max = None
         self.committed = self.live.copy()
         self.waited = self.waiting.copy()
         self._log = []

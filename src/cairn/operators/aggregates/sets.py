@@ -282,8 +282,9 @@ def renumber(bags: Sequence[Bag], rows: Sequence[Ints] | None, at: Sequence[Ints
         values, counts = bag.values, bag.counts
         if rows is not None:
             values, counts = values.take(pa.array(rows[place])), counts[rows[place]]
-        count = int(at[place].max(initial=-1)) + 1
-        pairs, pair_count = number_pairs(at[place], count, *number_values(values))
+        # Some numbers may have no values: they are numbered again, without gaps.
+        dense = number_values(pa.array(at[place]))
+        pairs, pair_count = number_pairs(*dense, *number_values(values))
         found.append(_make_bag(at[place], values, counts, pairs, pair_count))
     return found
 

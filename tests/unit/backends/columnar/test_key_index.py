@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.backends.columnar import key_index
-from cairn.backends.columnar.key_index import IntIndex, NameIndex
-from cairn.backends.columnar.name_parts import Names
+from cairn.backends.columnar import int_index
+from cairn.backends.columnar.int_index import IntIndex, Names
+from cairn.backends.columnar.key_index import NameIndex
 from cairn.types import parse_type
 from cairn.types.codec import codec
 
@@ -119,7 +119,7 @@ def test_null_is_a_name_of_its_own_wherever_it_stands() -> None:
 
 
 def test_names_with_one_hash_find_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_index, "_mix", lambda values: values * np.uint64(0))
+    monkeypatch.setattr(int_index, "mix", lambda values: values * np.uint64(0))
     index = IntIndex(1)
     positions, firsts = index.place(names_of([5, 6, 5, 7, 6]))
     assert positions[0] == positions[2] and positions[1] == positions[4]

@@ -18,7 +18,9 @@ def hashes(count: int, seed: int = 0) -> np.ndarray:
 
 def sketches(*rows: np.ndarray) -> hll.Sketches:
     """A sketch of each row's hashes."""
-    lists = pa.array([row.view(np.int64).tolist() for row in rows], pa.list_(pa.int64()))
+    offsets = np.cumsum([0, *map(len, rows)]).astype(np.int32)
+    values = np.concatenate([np.zeros(0, np.uint64), *rows]).view(np.int64)
+    lists = pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
     return hll.merge(hll.no_values(len(rows)), np.arange(len(rows)), hll.from_lists(lists))
 
 

@@ -7,9 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cairn.operators.window_process import WindowPlan
+from cairn.testing import Harness
 from cairn.types.durations import MAX_MS
 from cairn.windows import Global, Session, Sliding, Tumbling, WindowSpec
-from tests.aggregates_model import WindowModel
+from tests.aggregates_model import Row as AnyRow
+from tests.aggregates_model import WindowModel, make_aggregation, make_partial_rows
 from tests.unit.operators.aggregates.support import Aggregated, in_ms
 
 Row = tuple[int, int, int]
@@ -190,3 +192,17 @@ def test_draining_completes_everything() -> None:
     job.epoch((1, 3, 5), (1, 100, 6))
     assert in_ms(job.harness.drain()) == [(1, 3, 8, 1, 5), (1, 100, 105, 1, 6)]
     assert job.harness._operator.context.watermark_ms == MAX_MS
+
+
+def test_a_value_of_two_panes_counts_once_in_the_window_of_both() -> None:
+    asked = {"kinds": "count(distinct s)"}
+    function, partials = make_aggregation(WindowPlan(Sliding(10, 4)), asked)
+    time = partials.layout.time
+    with Harness(function, partials.schema, "k", function.schema, event_time=time) as harness:
+        # A window of another key comes first, and has no value.
+        rows = [(None, 20, None), ("a", 42, ""), ("a", 45, "")]
+        given = [AnyRow(k, at, None, s, None) for k, at, s in rows]
+        harness.push(make_partial_rows(partials, given, asked).to_pylist())
+        harness.commit()
+        found = [row[-1] for row in harness.drain() if row[0] == "a"]
+    assert found == [1] * len(found)
