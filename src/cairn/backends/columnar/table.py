@@ -107,7 +107,7 @@ class ColumnTable(Table):
         self._asked = (names, positions)
         return positions
 
-    def number(self, names: Sequence[pa.Array]) -> tuple[Ints, Ints]:
+    def number(self, names: Sequence[pa.Array]) -> tuple[list[int], Ints]:
         """Number the distinct names; return the number of each name, and a row of each number."""
         positions = self.find(names)
         count = len(self._index)
@@ -123,7 +123,7 @@ class ColumnTable(Table):
         numbers[positions] = rows
         distinct = np.flatnonzero(numbers[positions] == rows)
         numbers[positions[distinct]] = rows[: len(distinct)]
-        return numbers[positions], distinct
+        return numbers[positions].tolist(), distinct
 
     def select(self, names: Sequence[pa.Array], rows: Ints) -> list[pa.Array]:
         """Return some of the names, whose positions need not be looked up again."""

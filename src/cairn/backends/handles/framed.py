@@ -53,12 +53,11 @@ class Frame:
     def open(self, keys: pa.Array, groups: Ints) -> list[int]:
         """Begin with rows of these keys; return the place of each row."""
         table = self.handles[0].table
-        numbers, distinct = table.number([keys])
+        places, distinct = table.number([keys])
         self.names, self.groups = table.select([keys], distinct), groups[distinct]
         self.is_open = True
         for handle in self.handles:
             handle.begin_frame(len(distinct))
-        places: list[int] = numbers.tolist()
         return places
 
     def close(self) -> None:
