@@ -40,6 +40,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,25 +150,17 @@ class Bench:
     def run(self, engine: str, query: str, folder: Path) -> Cost | None:
         """Run a query from start to end; None if the engine cannot."""
         self.runs += 1
-        before = self.cpu_s(engine)
-        if engine.startswith("flink"):
-            seconds = self.run_flink(query, folder, mini_batch=engine == "flink-mini-batch")
-        elif engine == "spark" and query not in nexmark_spark.QUERIES:
-            seconds = None
-        else:
-            seconds = self.run_here(engine, query, folder)
-        if seconds is None:
-            return None
-        after = self.cpu_s(engine)
-        return Cost(seconds, *(b - a for a, b in zip(before, after, strict=True)))
-
-    def cpu_s(self, engine: str) -> tuple[float, float]:
-        """Return the CPU time that an engine's processes have used so far, and its slots."""
-        flink = (0.0, 0.0) if self.flink is None else tree_cpu_s(self.flink.pid)
-        if engine.startswith("flink"):
-            return flink
-        everything, slots = tree_cpu_s(os.getpid())
-        return everything - flink[0], slots
+        is_flink = engine.startswith("flink")
+        flink_pid = None if self.flink is None else self.flink.pid
+        root, other = (flink_pid or 0, None) if is_flink else (os.getpid(), flink_pid)
+        with CpuMeter(root, other) as meter:
+            if is_flink:
+                seconds = self.run_flink(query, folder, mini_batch=engine == "flink-mini-batch")
+            elif engine == "spark" and query not in nexmark_spark.QUERIES:
+                seconds = None
+            else:
+                seconds = self.run_here(engine, query, folder)
+        return None if seconds is None else Cost(seconds, *meter.used_s())
 
     def run_flink(self, query: str, folder: Path, *, mini_batch: bool) -> float | None:
         assert self.flink is not None
@@ -218,20 +211,59 @@ class Bench:
         return found
 
 
-def tree_cpu_s(pid: int) -> tuple[float, float]:
-    """Return the CPU time of a process and its descendants, and that of slots among them.
+class CpuMeter:
+    """The CPU time of a process and its descendants, without those of another one.
 
-    Descendants that have ended count, with the process that started them.
+    Slots end with their run, and nobody is told the time of a slot that has ended. So all
+    processes are looked at several times a second; the last moments of one may be missing.
     """
-    root = psutil.Process(pid)
-    total = slots = 0.0
-    for process in [root, *root.children(recursive=True)]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            times = process.cpu_times()
-            used = times.user + times.system + times.children_user + times.children_system
+
+    def __init__(self, root: int, other: int | None) -> None:
+        self._root, self._other = root, other
+        self._seen: dict[psutil.Process, tuple[float, bool]] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> CpuMeter:
+        self._look()
+        self._before = dict(self._seen)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._look()
+
+    def used_s(self) -> tuple[float, float]:
+        """Return the time of all processes, and that of slots among them."""
+        total = slots = 0.0
+        for process, (after, is_slot) in self._seen.items():
+            used = after - self._before.get(process, (0.0, False))[0]
             total += used
-            slots += used if "cairn.slot.nursery" in process.cmdline() else 0.0
-    return total, slots
+            slots += used if is_slot else 0.0
+        return total, slots
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.2):
+            self._look()
+
+    def _look(self) -> None:
+        root = psutil.Process(self._root)
+        found = {root, *root.children(recursive=True)}
+        if self._other is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                other = psutil.Process(self._other)
+                found -= {other, *other.children(recursive=True)}
+        for process in found:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                is_slot = (
+                    self._seen[process][1]
+                    if process in self._seen
+                    else "cairn.slot.nursery" in process.cmdline()
+                )
+                self._seen[process] = times.user + times.system, is_slot
 
 
 def start_spark() -> Any:
