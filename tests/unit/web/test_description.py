@@ -40,9 +40,6 @@ from tests.unit.web.sites import (
     site_of,
 )
 
-# Schemathesis starts threads when the tests are collected.
-pytestmark = pytest.mark.first_lane
-
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
