@@ -104,15 +104,19 @@ def aggregation(
     bounds = [pa.field(name, pa.timestamp("us", "UTC")) for name in WINDOW_COLUMNS]
     made = pa.schema([*columns, *bounds, *results])
     if isinstance(plan.windows, Count):
-        if takes_back or output.changes:
-            raise PlanError(
-                "windows of a number of rows neither read nor emit changes: a row that is taken "
-                "back has no place among those counted\n"
-                "  next: use windows of time, or a running aggregate"
-            )
+        _check_counted(has_changes=takes_back or output.changes)
         return CountAggregate(plan.windows, accumulators, partials.layout, made), partials
     windows = WindowAggregate(plan, accumulators, partials.layout, made, changes=output.changes)
     return windows, partials
+
+
+def _check_counted(*, has_changes: bool) -> None:
+    if has_changes:
+        raise PlanError(
+            "windows of a number of rows neither read nor emit changes: a row that is taken "
+            "back has no place among those counted\n"
+            "  next: use windows of time, or a running aggregate"
+        )
 
 
 class _WindowColumns(TypedDict):

@@ -165,3 +165,17 @@ def test_sums_are_grouped_ahead_only_where_spark_checks_them(
             session, nodes_of(None), (Port("rows"),), ["k"], {"total": "sum(v)"}, plan, Output()
         )
         assert (partials.grouping is not None) == is_grouped
+
+
+def test_windows_of_a_number_of_rows_refuse_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "plan_schema", lambda *_: pa.schema([("x", pa.int64())]))
+    session = SimpleNamespace(conf={"spark.sql.ansi.enabled": "true"})
+    counted = WindowPlan(windows.count(3))
+
+    def plan(output: Output) -> None:
+        ports, asked = (Port("rows"),), {"total": "sum(v)"}
+        aggregation(session, nodes_of(None), ports, ["k"], asked, counted, output)
+
+    plan(Output())
+    with pytest.raises(PlanError, match="neither read nor emit changes"):
+        plan(Output(changes=True))

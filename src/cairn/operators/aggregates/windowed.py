@@ -149,18 +149,11 @@ class WindowAggregate(Aggregation):
         keys = ctx.keys.take(pa.array(first_rows(key_at, key_count)))
         indices, entries, values = self.windows.of_keys(keys)
         known = Spans(plain(indices), plain(values.field("start")), plain(entries))
-        removed_us = self._removal_us(ctx)
-        if removed_us is not None:
-            is_late = times + gap_us <= removed_us
-            if is_late.any():
-                alone = np.flatnonzero(is_late)
-                spans = Spans(key_at[alone], times[alone], times[alone] + gap_us)
-                is_open = known.ends > removed_us
-                is_late[alone] = ~mark_touching(spans, Spans(*(c[is_open] for c in known)))
-            if is_late.any():
-                self._drop_late(batch, ctx, is_late, counts)
-                batch = batch.filter(pa.array(~is_late))
-                key_at, times, counts = key_at[~is_late], times[~is_late], counts[~is_late]
+        is_late = self._find_late(ctx, known, Spans(key_at, times, times + gap_us))
+        if is_late.any():
+            self._drop_late(batch, ctx, is_late, counts)
+            batch = batch.filter(pa.array(~is_late))
+            key_at, times, counts = key_at[~is_late], times[~is_late], counts[~is_late]
         if not len(times):
             return
         at, sessions = unite(Spans(key_at, times, times + gap_us))
@@ -200,6 +193,18 @@ class WindowAggregate(Aggregation):
         )
         session_keys = keys.take(pa.array(unions.keys[changed]))
         self._keep(ctx, session_keys, pa.array(unions.ends[changed]), taken, more[changed])
+
+    def _find_late(self, ctx: ColumnContext, known: Spans, rows: Spans) -> Bools:
+        """Mark rows whose session alone would be gone, and that touch no session in state."""
+        removed_us = self._removal_us(ctx)
+        if removed_us is None:
+            return np.zeros(len(rows.keys), np.bool_)
+        is_late: Bools = rows.ends <= removed_us
+        if is_late.any():
+            alone = Spans(*(column[is_late] for column in rows))
+            is_open = known.ends > removed_us
+            is_late[is_late] = ~mark_touching(alone, Spans(*(c[is_open] for c in known)))
+        return is_late
 
     def _replace_shown(
         self,
