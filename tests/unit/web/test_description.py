@@ -6,7 +6,6 @@ Schemathesis makes requests from the description: ones that fit, and ones that d
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import tempfile
@@ -34,7 +33,6 @@ from tests.unit.web.sites import (
     CONTROL,
     TOKEN,
     FakeRun,
-    client,
     content,
     make_checkpoint,
     site_of,
@@ -71,16 +69,9 @@ CONFIG = schemathesis.Config.from_dict(
         "checks": {"negative_data_rejection": {"expected-statuses": REFUSALS}},
     }
 )
-# Not requested from the application: the process that collects the tests must start no threads.
-SCHEMA = schemathesis.openapi.from_dict(json.loads(json.dumps(description(SITE))), config=CONFIG)
-SCHEMA.app = APP
+SCHEMA = schemathesis.openapi.from_asgi("/api/openapi.json", APP, headers=HEADERS, config=CONFIG)
 # It never ends; tests of the server listen to it.
 SCHEMA = SCHEMA.exclude(path="/api/events")
-
-
-def test_the_description_is_served() -> None:
-    served = client(SITE, CONTROL).get("/api/openapi.json").json()
-    assert served == json.loads(json.dumps(description(SITE)))
 
 
 def test_every_route_is_described_and_what_is_described_is_a_route() -> None:
