@@ -103,8 +103,8 @@ class KeyedStream:
         "every 100 rows" or "every 100 rows or 10 seconds" for a result after that many rows, or
         that long, in processing time, after the first row since the last result. `.aggregate`
         emits at the end of an epoch, `.reduce` and `.process` after the row. Each result is of
-        all rows so far, so a later one replaces those before it. `early_every_rows=100,
-        early_every="10 seconds"` is an older form of `emit="every 100 rows or 10 seconds"`.
+        all rows so far, so a later one replaces those before it. `early_every_rows` and
+        `early_every` are older forms of `emit`, and mean the same.
         """
         if not isinstance(spec, WindowSpec):
             raise PlanError(
