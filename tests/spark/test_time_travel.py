@@ -213,6 +213,7 @@ def near_full_manifest(checkpoint):
     return store
 
 
+@pytest.mark.soak
 def test_a_branch_of_a_running_job_and_its_parent_do_not_notice_each_other(
     spark, ledger, tmp_path, monkeypatch
 ):
