@@ -17,11 +17,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from cairn.backends.columnar.name_parts import Ints
-from cairn.backends.columnar.pages import Bools, Pages, join_pages
+from cairn.backends.columnar.pages import Pages, join_pages
 
+Bools = npt.NDArray[np.bool_]
 Change = Literal["remove", "match", "wait"]
 
 PAIRS_MAX = 128 * 1024
