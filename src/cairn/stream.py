@@ -79,10 +79,13 @@ class Stream:
         job = self._job
         time = unite_times(job._nodes, self._ports)
         column = None if time is None else time.column
-        schema, renamed = plan_transform(job._spark(), self.schema, function, column)
+        planned = plan_transform(job._spark(), self.schema, function, column)
+        schema = planned.schema
         name = f"transform:{len(job._nodes)}"
-        column = keep_time(job._nodes, self._ports, schema) or renamed
-        job._nodes[name] = TransformNode(name, self._ports, function, schema, column)
+        column = keep_time(job._nodes, self._ports, schema) or planned.time
+        job._nodes[name] = TransformNode(
+            name, self._ports, function, schema, column, calls_python=planned.calls_python
+        )
         return Stream(job, (Port(name),), schema)
 
     def map(

@@ -63,6 +63,8 @@ class TransformNode:
     function: Any = field(repr=False)
     schema: pa.Schema = field(repr=False)
     event_time: str | None
+    calls_python: bool = field(default=False, kw_only=True)
+    """True if Spark calls Python functions for it, in the stage that its rows are in."""
 
 
 @dataclass(frozen=True)
