@@ -17,7 +17,6 @@ Always true here:
 
 from __future__ import annotations
 
-import ctypes
 import time
 from array import array
 from collections.abc import Callable, Mapping
@@ -283,11 +282,3 @@ def leave_out_expired(
     columns = {name: batch[name] for name in batch.schema.names}
     columns |= {"value": join_stamps(at, values, live), "live": live}
     return pa.RecordBatch.from_arrays(list(columns.values()), schema=batch.schema)
-
-
-def trim_memory() -> None:
-    """Return freed memory to the system; some allocators do that only on request."""
-    pa.default_memory_pool().release_unused()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

@@ -27,7 +27,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cairn.backends import make_backend
-from cairn.backends.expiry import trim_memory
 from cairn.crash import crash_point
 from cairn.errors import EpochError
 from cairn.ids import new_id
@@ -47,6 +46,7 @@ from cairn.slot.feedback import Feedback, InFlight, take
 from cairn.slot.finishing import Finishing
 from cairn.slot.gather import Rows
 from cairn.slot.holding import Holding
+from cairn.slot.memory import trim_memory
 from cairn.slot.operator import Operator
 from cairn.slot.reader import mix_lanes, put_into_lane
 from cairn.slot.redistribution import redistribute

@@ -238,11 +238,13 @@ def live(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
 
     from cairn.logs import configure_slot, logger
+    from cairn.slot.memory import keep_memory
     from cairn.slot.server import SlotServer
 
     # State is millions of long-lived objects without cycles. Left on, the collector
     # walks them over and over and doubles the cost of an epoch.
     gc.disable()
+    keep_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     configure_slot("text")
