@@ -63,12 +63,13 @@ class Texts:
 
     def take(self, places: Ints, valid: pa.Buffer | None) -> pa.Array:
         """Return the values at these places, with this validity."""
-        offsets = self._offsets
+        # In this order: the offsets may be newer than the count, and the bytes newer than both.
+        count, offsets = self._count, self._offsets
         if len(places) and (np.diff(places) == 1).all():
             return self._slice(offsets[places[0] : places[-1] + 2], valid)
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(self._data)]
-        held = pa.Array.from_buffers(self._large, len(offsets) - 1, buffers)
-        # Offsets behind the last value are zero, and no place leads there.
+        # Arrow makes room for values of the mean length, so what lies behind the last is left out.
+        held = pa.Array.from_buffers(self._large, count, buffers)
         taken = held.take(pa.array(places)).cast(self._type)
         if valid is None:
             return taken
@@ -88,6 +89,6 @@ def _room(array: Array, used: int, size: int) -> Array:
     """Return the array, or a longer copy of what is used, with room for `size` items."""
     if size <= len(array):
         return array
-    longer = np.zeros(max(size, len(array) * 3 // 2), array.dtype)
+    longer = np.empty(max(size, len(array) * 3 // 2), array.dtype)
     longer[:used] = array[:used]
     return longer
