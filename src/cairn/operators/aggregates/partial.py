@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from cairn.functions import PartialProcess
 from cairn.operators.aggregates.accumulate import Aggregate
 from cairn.operators.aggregates.edges import Edge, ValueBy
 from cairn.operators.aggregates.objects import Sketch
@@ -60,6 +61,8 @@ class Partials:
     rows: tuple[str, ...]
     grouping: tuple[str, ...] | None
     grouped: tuple[str, ...]
+    ahead: PartialProcess | None = None
+    """Makes the partials of rows that are in a slot; None if only Spark can."""
 
 
 def make_partials(
