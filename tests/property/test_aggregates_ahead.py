@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from cairn.operators.aggregates import assign
 from cairn.operators.aggregates.ahead import AggregateAhead, PaneTime, make_ahead
 from cairn.operators.window_process import WindowPlan
+from cairn.testing import Harness
 from cairn.windows import Session, Sliding, Tumbling, WindowSpec
 from tests.aggregates_model import (
     ASKED,
@@ -78,6 +79,19 @@ def test_slot_groups_rows_as_spark_does(spec: WindowSpec | None, rows: list[Row]
     plan = None if spec is None else WindowPlan(spec)
     function, partials = make_function(plan, COLUMNS, takes_back=False)
     assert_groups(function, partials, plan, rows, COLUMNS)
+
+
+@given(rows=st.lists(ROW, max_size=12))
+def test_operator_emits_partials_of_rows_without_a_time(rows: list[Row]) -> None:
+    function, partials = make_function(WindowPlan(Tumbling(10)), COLUMNS, takes_back=False)
+    schema = as_batch([]).schema
+    given = [row | {"time": None} for row in as_batch(rows).to_pylist()]
+    with Harness(function, schema, None, function.schema) as harness:
+        harness.push(given)
+        harness.commit()
+        found = [dict(zip(partials.schema.names, row, strict=True)) for row in harness.outputs]
+    assert sum(row[partials.layout.count] for row in found) == len(rows)
+    assert all(row[partials.layout.time] is None for row in found)
 
 
 @given(rows=st.lists(st.tuples(ROW, st.sampled_from([1, -1])), min_size=1, max_size=12))
