@@ -154,13 +154,9 @@ def _pane_time(spec: WindowSpec, time: EventTime | None) -> PaneTime | None:
     """Return the time of partials that are grouped in a slot."""
     if time is None:
         return None
-    has_panes = isinstance(spec, Tumbling | Sliding)
-    return PaneTime(
-        time.column,
-        time.shift_us,
-        pane_us(spec) if has_panes else None,
-        spec.offset_ms * 1000 if has_panes else 0,
-    )
+    if not isinstance(spec, Tumbling | Sliding):
+        return PaneTime(time.column, time.shift_us)
+    return PaneTime(time.column, time.shift_us, pane_us(spec), spec.offset_ms * 1000)
 
 
 def partial_node(name: str, ports: tuple[Port, ...], uid: str, partials: Partials) -> PartialNode:

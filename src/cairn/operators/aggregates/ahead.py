@@ -12,7 +12,6 @@ Always true here:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,7 +24,7 @@ from cairn.operators.aggregates.accumulate import Aggregate
 from cairn.operators.aggregates.edges import ValueBy
 from cairn.operators.aggregates.grouping import first_rows, number_pairs, number_values
 from cairn.operators.aggregates.objects import ArrowExtreme, DecimalSum
-from cairn.operators.aggregates.parse import Call
+from cairn.operators.aggregates.parse import Call, find_column
 from cairn.operators.aggregates.partial import Layout, Partials
 from cairn.operators.aggregates.parts import (
     Count,
@@ -40,8 +39,6 @@ from cairn.operators.aggregates.sets import SetPart
 from cairn.operators.aggregates.signed import FloatSum
 from cairn.types import type_ddl
 
-_COLUMN = re.compile(r"`([^`]+)`|([A-Za-z_]\w*)", re.ASCII)
-_LITERALS = ("null", "true", "false")
 _TIME = pa.timestamp("us", "UTC")
 
 
@@ -51,8 +48,8 @@ class PaneTime:
 
     column: str
     shift_us: int
-    pane_us: int | None
-    offset_us: int
+    pane_us: int | None = None
+    offset_us: int = 0
 
     def read(self, batch: pa.RecordBatch) -> pa.Array:
         times = batch[self.column]
@@ -211,8 +208,7 @@ def _part_columns(
 ) -> _PartColumns | None:
     if call.where is not None:
         return None
-    value = None if call.argument is None else _find_column(schema, call.argument)
-    by = None if call.by is None else _find_column(schema, call.by)
+    value, by = find_column(schema, call.argument), find_column(schema, call.by)
     if isinstance(part, Count) and not isinstance(part, SetPart) and call.argument is None:
         return _PartColumns(part, None, None, names)
     if value is None or (call.by is not None and by is None):
@@ -225,13 +221,3 @@ def _part_columns(
     elif not isinstance(part, Count | Extreme | ArrowExtreme | ValueBy | SetPart):
         return None
     return _PartColumns(part, value, by, names)
-
-
-def _find_column(schema: pa.Schema, sql: str) -> str | None:
-    """Return the column that an expression is; None if it is another expression."""
-    match = _COLUMN.fullmatch(sql.strip())
-    if match is None:
-        return None
-    name = match[1] or match[2]
-    is_literal = match[1] is None and name.lower() in _LITERALS
-    return name if not is_literal and schema.names.count(name) == 1 else None
