@@ -44,7 +44,7 @@ _TIME = pa.timestamp("us", "UTC")
 
 @dataclass(frozen=True)
 class PaneTime:
-    """The time of a partial: the start of its pane, or the event time if there are no panes."""
+    """The time of a partial: the start of its pane, or the event time of its rows."""
 
     column: str
     shift_us: int
@@ -140,7 +140,9 @@ class AggregateAhead(Hooks, PartialProcess):
         """Return the columns of a part, of each row alone."""
         part = each.part
         if isinstance(part, Count):
-            return [pa.array(weights if each.value is None else weights * _seen(batch, each))]
+            return [
+                pa.array(weights if each.value is None else weights * validity(batch[each.value]))
+            ]
         values = _values(batch, each)
         if isinstance(part, FloatSum):
             return _float_partials(values, weights)
@@ -148,8 +150,10 @@ class AggregateAhead(Hooks, PartialProcess):
             assert each.by is not None, "max_by compares values"
             return [batch[each.by], values]
         if self._change is not None and (weights < 0).any():
+            back = pa.array(weights < 0)
+            some = pc.if_else(back, values, pa.scalar(None, values.type))
             try:
-                values = pc.if_else(pa.array(weights < 0), pc.negate_checked(values), values)
+                values = pc.if_else(back, pc.negate_checked(some), values)
             except pa.ArrowInvalid:
                 raise sum_overflow(type_ddl(part.types[0])) from None
         return [values]
@@ -163,10 +167,6 @@ def _values(batch: pa.RecordBatch, each: _PartColumns) -> pa.Array:
         type_ = pa.float64()
     # As Spark does: the nearest double of a large bigint.
     return batch[each.value].cast(type_, safe=False)
-
-
-def _seen(batch: pa.RecordBatch, each: _PartColumns) -> np.typing.NDArray[np.bool_]:
-    return validity(batch[each.value])
 
 
 def _float_partials(values: pa.Array, weights: np.typing.NDArray[np.int64]) -> list[pa.Array]:

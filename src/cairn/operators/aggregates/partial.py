@@ -210,7 +210,7 @@ class _PartialColumns:
             return [(count, None if call.where is None else self._conditions[call.where])]
         else:
             sql = _part_sql(call, part, order)
-        names = []
+        names: list[tuple[str, str | None]] = []
         for type_, by_row, by_group in zip(part.partial_types, *sql, strict=True):
             field = self.field(f"p{self._part_count}", type_)
             self._part_count += 1
