@@ -1,10 +1,10 @@
 """The job as an immutable graph, and its cut into levels at the shuffles.
 
 A level is one Spark stage. Slot i runs subtask i of every operator of a level. What is
-fed straight from operators of one level and needs no shuffle, a sink or an operator without
-keys, is chained: it runs in their level, in the same process. Everything else has an edge
-per inlet, however many streams are united into it. What a loop sends back has an edge of its
-own, which ends in the level after those that send it.
+fed straight from operators of one level and needs no shuffle is chained: a sink, an operator
+without keys, or one that has the key of those that feed it. It runs in their level, in the same
+process. Everything else has an edge per inlet, however many streams are united into it. What a
+loop sends back has an edge of its own, which ends in the level after those that send it.
 
 Always true here:
 - nothing in this module touches Spark: DataFrames and functions are carried, not called;
@@ -312,11 +312,32 @@ def _apart(
 
 def _needs_no_shuffle(graph: Graph, node: Consumer) -> bool:
     """True if the rows may stay in the subtask they are in."""
-    return isinstance(node, SinkNode) or (
+    if isinstance(node, SinkNode):
+        return True
+    return (
         graph.chaining
-        and all(inlet.way == "spread" for inlet in node.inlets)
+        and (all(inlet.way == "spread" for inlet in node.inlets) or _has_same_key(graph, node))
         and (hooks_of(node.function).ignores_time or not _is_text_time(graph, node.inputs))
     )
+
+
+def _has_same_key(graph: Graph, node: ProcessNode) -> bool:
+    """True if operators emit all rows in the subtask that has their key, in an order that will do.
+
+    The key group is a hash of values and types: both must be the same.
+    """
+    inlet = node.inlets[0]
+    if len(node.inlets) > 1 or inlet.way != "keyed" or hooks_of(node.function).wants_order:
+        return False
+    types = key_types(graph, node.inlets)
+    for port in inlet.ports:
+        feeding = graph.nodes[port.node]
+        if not isinstance(feeding, ProcessNode) or port.tag is not None:
+            return False
+        keys = hooks_of(feeding.function).result_keys
+        if keys != inlet.keys or key_types(graph, feeding.inlets) != types:
+            return False
+    return True
 
 
 def _is_text_time(graph: Graph, ports: Sequence[Port]) -> bool:
