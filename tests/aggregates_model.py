@@ -18,6 +18,7 @@ from cairn.operators.aggregates.accumulate import (
     make_aggregate,
     net_rows,
 )
+from cairn.operators.aggregates.counted import CountAggregate
 from cairn.operators.aggregates.edges import Edge, ValueBy
 from cairn.operators.aggregates.grouping import number_values
 from cairn.operators.aggregates.objects import Sketch
@@ -29,6 +30,7 @@ from cairn.operators.aggregates.sets import SetPart
 from cairn.operators.aggregates.signed import FloatSum
 from cairn.operators.aggregates.windowed import WindowAggregate
 from cairn.operators.window_process import WindowPlan
+from cairn.windows import Count as CountWindows
 from cairn.windows import Session, WindowSpec
 
 TIMESTAMP = pa.timestamp("us", "UTC")
@@ -131,12 +133,13 @@ def make_aggregation(
     takes_back: bool = False,
     changes: bool = False,
     every_ms: int | None = None,
+    keys: Sequence[str] = ("k",),
 ) -> tuple[Aggregation, Partials]:
     aggregates = make_aggregates(asked, takes_back=takes_back)
     is_timed = plan is not None and plan.has_late_rows
     partials = make_partials(
         SCHEMA,
-        ["k"],
+        keys,
         aggregates,
         order="at",
         time="at" if is_timed else None,
@@ -144,14 +147,17 @@ def make_aggregation(
     )
     results = [aggregate.field for aggregate in aggregates][int(takes_back) :]
     accumulators = Accumulators(aggregates)
+    columns = [SCHEMA.field(key) for key in keys]
     bounds = [pa.field("window_start", TIMESTAMP), pa.field("window_end", TIMESTAMP)]
     if plan is None:
-        schema = pa.schema([SCHEMA.field("k"), *results])
+        schema = pa.schema([*columns, *results])
         running = RunningAggregate(
             accumulators, partials.layout, schema, changes=changes, every_ms=every_ms
         )
         return running, partials
-    schema = pa.schema([SCHEMA.field("k"), *bounds, *results])
+    schema = pa.schema([*columns, *bounds, *results])
+    if isinstance(plan.windows, CountWindows):
+        return CountAggregate(plan.windows, accumulators, partials.layout, schema), partials
     windows = WindowAggregate(plan, accumulators, partials.layout, schema, changes=changes)
     return windows, partials
 
@@ -168,6 +174,8 @@ def make_partial_rows(
         "k": pa.array([row.k for row in rows], pa.string()),
         layout.count: pa.array([1] * len(rows), pa.int64()),
     }
+    if layout.is_keyless:
+        found[layout.keys[0]] = pa.array([True] * len(rows), pa.bool_())
     if layout.time is not None:
         found[layout.time] = pa.array([row.at * 1000 for row in rows], TIMESTAMP)
     names = zip(layout.parts, layout.conditions, strict=True)

@@ -82,6 +82,12 @@ class Level:
     passing: tuple[Edge, ...]
     """On their way to a later level."""
 
+    @property
+    def is_straight(self) -> bool:
+        """True if its rows come from the sources and may go to any subtask."""
+        is_first = self.index == 0 and not self.passing
+        return is_first and all(edge.way == "spread" for edge in self.edges)
+
 
 @dataclass(frozen=True)
 class Graph:
