@@ -40,6 +40,7 @@ from cairn.plan.nodes import (
     Watermark,
     Way,
 )
+from cairn.plan.partials import divide_ports, partials_in_slots, read_parts
 from cairn.plan.ports import bare_ports, port_schema, read_ports, root_ports, unite_schemas
 from cairn.plan.times import Times, is_letters, is_text, is_time, keep_time, port_time, unite_times
 
@@ -80,6 +81,12 @@ class Level:
     """Edges to sinks that drop their rows: Spark counts these and sends them nowhere."""
     passing: tuple[Edge, ...]
     """On their way to a later level."""
+
+    @property
+    def is_straight(self) -> bool:
+        """True if its rows come from the sources and may go to any subtask."""
+        is_first = self.index == 0 and not self.passing
+        return is_first and all(edge.way == "spread" for edge in self.edges)
 
 
 @dataclass(frozen=True)
@@ -193,6 +200,8 @@ def build_graph(
             for key, node in nodes.items()
         }
     check_time_nodes(nodes)
+    if chaining:
+        nodes = partials_in_slots(nodes)
     if not 1 <= group_count <= MAX_GROUP_COUNT:
         raise PlanError(
             f"max_parallelism of job {name!r} must be between 1 and {MAX_GROUP_COUNT}, "
@@ -288,9 +297,6 @@ def _apart(
     parts: dict[Port, tuple[Port, ...]] = {}
     nodes: dict[str, Node] = {}
 
-    def apart(ports: Sequence[Port]) -> tuple[Port, ...]:
-        return tuple(each for port in ports for each in parts.get(port, (port,)))
-
     for name, node in graph.nodes.items():
         if isinstance(node, PartialNode):
             by_level: dict[int, list[Port]] = {}
@@ -305,10 +311,9 @@ def _apart(
                 parts[Port(name)] = tuple(Port(each.name) for each in made)
                 continue
         if isinstance(node, ProcessNode):
-            inlets = (replace(inlet, ports=apart(inlet.ports)) for inlet in node.inlets)
-            node = replace(node, inlets=tuple(inlets))
+            node = replace(node, inlets=tuple(read_parts(inlet, parts) for inlet in node.inlets))
         nodes[name] = node
-    return nodes, tuple(replace(back, ports=apart(back.ports)) for back in returns)
+    return nodes, tuple(replace(back, ports=divide_ports(back.ports, parts)) for back in returns)
 
 
 def _needs_no_shuffle(graph: Graph, node: Consumer) -> bool:
