@@ -29,7 +29,7 @@ class Job:
     """A named graph of operators. `max_parallelism` is fixed for the life of its state."""
 
     def __init__(self, name: str, *, max_parallelism: int = 128, chaining: bool = True) -> None:
-        """`chaining`: functions without keys run in the process of the operator that feeds them.
+        """`chaining`: functions that need no shuffle run in the process of the one that feeds them.
 
         Without it each of them is a stage of its own, behind a shuffle.
         """

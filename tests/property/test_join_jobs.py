@@ -63,8 +63,8 @@ class Machine:
         self.rows: dict[str, list[Any]] = {"left": [], "right": []}
         """(key, time, id, the epoch's clock) of every row."""
 
-    def job(self) -> Job:
-        job = Job("pairs", max_parallelism=GROUP_COUNT)
+    def job(self, *, chaining: bool) -> Job:
+        job = Job("pairs", max_parallelism=GROUP_COUNT, chaining=chaining)
         is_timed = self.kind in ("interval", "as of", "as of, top")
         sides = []
         for name in ("left", "right"):
@@ -92,7 +92,8 @@ class Machine:
         return job
 
     def lead(self, parallelism: int, trouble: Trouble) -> None:
-        graph = self.job().graph()
+        # An operator keeps its state when it moves to another level.
+        graph = self.job(chaining=parallelism != 3).graph()
         job = create_or_open_job(self.store, graph.name, GROUP_COUNT)
         spec = job_spec(graph, job_id=job.job_id, checkpoint=self.store.url, backend=self.backend)
         sinks: dict[str, Any] = {node.uid: node.sink for node in graph.sinks}
