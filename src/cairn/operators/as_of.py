@@ -178,7 +178,7 @@ class AsOfJoin(Hooks, BatchProcess):
             self._drop_versions(ctx.floor_ms * 1000, until_us)
 
     def _join(self, rows: Found) -> Iterator[pa.RecordBatch]:
-        found = self.right.as_of(self.left.keys_of(rows), rows.times)
+        found = self.right.as_of(self._keys(rows), rows.times)
         is_valid = rows.times[found.at] <= self._ends_us(found)
         at = found.at[is_valid]
         if len(at):
@@ -189,6 +189,11 @@ class AsOfJoin(Hooks, BatchProcess):
             is_alone[at] = False
             alone = rows.pick(np.flatnonzero(is_alone))
             yield left_alone(self.plan, alone.rows(self.left.row_type))
+
+    def _keys(self, rows: Found) -> pa.Array:
+        left = self.plan.left
+        columns = [rows.field(name, left.field(name).type) for name in self.plan.left_keys]
+        return self.right.make_keys(columns)
 
     def _ends_us(self, versions: Found) -> Ints:
         name, column = self.validity.column, None
