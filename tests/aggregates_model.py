@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -177,13 +178,20 @@ def make_partial_rows(
         found[layout.keys[0]] = pa.array([True] * len(rows), pa.bool_())
     if layout.time is not None:
         found[layout.time] = pa.array([row.at * 1000 for row in rows], TIMESTAMP)
-    names = iter(layout.parts)
+    names = zip(layout.parts, layout.conditions, strict=True)
     for aggregate in make_aggregates(asked, takes_back=layout.weight is not None):
         for part in aggregate.parts:
-            for values, type_ in zip(
-                _part_values(aggregate.call, part, rows), part.partial_types, strict=True
-            ):
-                found[next(names)] = pa.array(values, type_)
+            call, where = aggregate.call, aggregate.call.where
+            taken = [next(names) for _ in part.names]
+            if (condition := taken[0][1]) is not None:
+                assert where is not None
+                is_in = [term(where)[1](row) is True for row in rows]
+                found[condition] = pa.array(is_in, pa.bool_())
+                call = replace(call, where=None)
+            made = zip(_part_values(call, part, rows), part.partial_types, strict=True)
+            for (name, _), (values, type_) in zip(taken, made, strict=True):
+                if name != layout.count:
+                    found[name] = pa.array(values, type_)
     arrays = [found[field.name] for field in partials.schema]
     return pa.StructArray.from_arrays(arrays, fields=list(partials.schema))
 
@@ -247,7 +255,8 @@ def group_partials(
     if layout.time is not None and pane is not None:
         times = columns[layout.time].cast(pa.int64()).to_numpy()
         columns[layout.time] = pa.array(pane(times)).cast(TIMESTAMP)
-    by = [name for name in (*layout.keys, layout.time, *kept) if name is not None]
+    named = (*layout.keys, layout.time, *kept, *layout.conditions)
+    by = list(dict.fromkeys(name for name in named if name is not None))
     whole = pa.StructArray.from_arrays([columns[name] for name in by], by)
     at, count = number_values(whole)
     merged = made.merge_rows(at, count, made.read([columns[name] for name in layout.parts]))

@@ -110,6 +110,30 @@ def test_job_without_state_reaches_its_sinks_without_a_shuffle(
     assert [stages for _, stages in spark_jobs(spark, run)] == [1, 1]
 
 
+def test_rows_of_several_sources_go_to_their_transforms_without_a_shuffle_of_all(
+    spark, make_input, tmp_path
+):
+    """One source is a union, one has no rows in the second batch, and one never has any."""
+    first, second, short, never = (make_input(ROWS) for _ in range(4))
+    first.add((1, None, "a")).add((2, None, "a"))
+    second.add((10, None, "b")).add((20, None, "b"))
+    short.add((100, None, "c"))
+    kept, job = sinks.Collect(), Job("apart", max_parallelism=16)
+    united = job.source("united", first.stream(spark).union(second.stream(spark)))
+    brief = job.source("brief", short.stream(spark))
+    empty = job.source("empty", never.stream(spark))
+    doubled = united.transform(lambda df: df.withColumn("k", df.k * 2))
+    named = brief.transform(lambda df: df.where("s = 'c'"))
+    everything = doubled.union(named, empty).key_by("s")
+    everything.process(Echo(), schema=ROWS, uid="echo").sink_to(kept, uid="kept")
+    run = finish(job, tmp_path / "checkpoint", parallelism=2)
+    found = [sorted(row.k for row in kept.rows if row.s == name) for name in "abc"]
+    assert found == [[2, 4], [20, 40], [100]]
+    assert [stages for _, stages in spark_jobs(spark, run)] == [2, 2], "the sources, the level"
+    read = [progress["numInputRows"] for progress in run._engine.query.recentProgress]
+    assert read == [3, 2], "Spark counts each row once"
+
+
 def test_columns_that_no_transform_reads_are_not_taken_from_the_source(spark, make_input, tmp_path):
     columns = "k bigint, v bigint, s string, never string not null, whole string"
     rows = make_input(columns).add((1, 5, "a", "n", "w"), (2, 6, "b", "n", "w"))

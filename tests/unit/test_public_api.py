@@ -47,6 +47,7 @@ SERVERS = {"starlette", "uvicorn", "duckdb", "prometheus_client"}
 TOUCHES_SPARK = {
     "plan.dataframe",
     "plan.frames",
+    "plan.parts",
     "plan.pruning",
     "driver.spark_driver",
     "worker.daemon",

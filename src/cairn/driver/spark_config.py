@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING
 
+from cairn.driver.coordinator.batch_limit import BATCH_BYTES_MAX
 from cairn.errors import PlanError
 
 if TYPE_CHECKING:
@@ -19,11 +20,12 @@ _FILE_MANAGER = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
 
+BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 # Settings of the epoch's own session: the user's other queries keep theirs.
 EPOCH_CONFIG = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "16384",
-    "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * 1024 * 1024),
+    BATCH_BYTES: str(BATCH_BYTES_MAX),
     # The rows of a single subtask are one partition, whatever size Spark expects them to have.
     "spark.sql.maxSinglePartitionBytes": str(2**63 - 1),
     "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",

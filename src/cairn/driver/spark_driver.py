@@ -22,18 +22,28 @@ from pyspark.accumulators import AccumulatorParam
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from cairn.driver.coordinator.batch_limit import BATCH_BYTES_MAX, BatchLimit
 from cairn.driver.coordinator.partials import PartialChoice
 from cairn.driver.coordinator.rounds import Outcome
 from cairn.driver.roster import Roster, SlotInfo
-from cairn.driver.spark_config import set_epoch_config
+from cairn.driver.spark_config import BATCH_BYTES, set_epoch_config
 from cairn.driver.spark_failure import as_cairn_error
 from cairn.driver.spark_log import QUERY_PREFIX, TASK_PROPERTY, leave_out_failures
 from cairn.driver.spark_tasks import SparkTasks
 from cairn.errors import PlanError
 from cairn.logs import logger
 from cairn.plan.dataframe import Planner
-from cairn.plan.frames import lay_pin, no_input, plan_pin, plan_places, streaming_input
-from cairn.plan.graph import Graph
+from cairn.plan.deploy import incoming
+from cairn.plan.frames import (
+    calls_python,
+    lay_pin,
+    no_input,
+    plan_pin,
+    plan_places,
+    streaming_input,
+)
+from cairn.plan.graph import Graph, TransformNode
+from cairn.plan.parts import take_apart
 from cairn.plan.pruning import find_read
 from cairn.plan.sql import is_keyed
 from cairn.protocol.lookups import DoorSpec, this_host
@@ -81,6 +91,8 @@ class SparkDriver:
         self._reports = spark.sparkContext.accumulator([], _Reports())
         self._planner: Planner | None = None
         self._partials = PartialChoice()
+        self._batch_limit = _batch_limit(graph)
+        self._batch_bytes = BATCH_BYTES_MAX
         self._tasks = SparkTasks(spark.sparkContext)
         self._last_stage = -1
         """The last stage of earlier batches."""
@@ -247,10 +259,11 @@ class SparkDriver:
         context.setJobDescription(f"cairn: {self.graph.name}, epoch {begin.epoch}{attempt}")
         before = len(self._reports.value)
         self.planner.grouped = self._partials.choose(begin.epoch)
+        self._limit_batches(session, begin.execution.attempt)
         failure: Exception | None = None
         try:
             self._wait_for_slots()
-            planned = self.planner.epoch(rows, observed=is_batch)
+            planned = self.planner.epoch(rows, self._take_apart(rows, is_batch), observed=is_batch)
             acks = planned.collect()
             observed = self.planner.read_observed(planned)
         except Exception as error:
@@ -275,11 +288,25 @@ class SparkDriver:
             observed.rows,
         )
         self._partials.learn(outcome.acks)
+        self._batch_limit.learn(report.row_bytes for report in reports)
         reported = {(report.level, report.subtask) for report in reports}
         if all((ack.level, ack.subtask) in reported for ack in outcome.acks):
             # Reports of attempts that failed as a whole count too: their slots are there.
             self._roster.update(reports, decoded, begin.token())
         return outcome
+
+    def _limit_batches(self, session: SparkSession, attempt: int) -> None:
+        chosen = self._batch_limit.choose(attempt)
+        if chosen != self._batch_bytes:
+            session.conf.set(BATCH_BYTES, chosen)
+            self._batch_bytes = chosen
+
+    def _take_apart(self, rows: DataFrame, is_batch: bool) -> list[DataFrame] | None:
+        """Return the rows source by source; None if there is one source, or it cannot be known."""
+        count = len(self.graph.sources)
+        if not is_batch:
+            return [rows] * count  # There are none.
+        return take_apart(self.spark, rows, count) if count > 1 else None
 
     def _sources_ms(self, reports: Sequence[Report]) -> int | None:
         """From the first to the last of the tasks that read the sources to finish."""
@@ -295,6 +322,7 @@ class SparkDriver:
             return
         set_epoch_config(session)
         self._session, self._no_input = session, None
+        self._batch_bytes = BATCH_BYTES_MAX
 
     def _no_rows(self) -> DataFrame:
         if self._session is None:
@@ -377,6 +405,15 @@ class SparkDriver:
         end_slots(run_id, keep, as_of)
         if self.planner.pin is not None:
             self.planner.pin.foreach(lambda _: end_slots(run_id, keep, as_of) and None)
+
+
+def _batch_limit(graph: Graph) -> BatchLimit:
+    transforms = [node for node in graph.nodes.values() if isinstance(node, TransformNode)]
+    return BatchLimit(
+        [type_ for level in graph.levels for type_ in incoming(level).columns.values()],
+        has_other_functions=any(node.calls_python for node in transforms)
+        or any(calls_python(source.dataframe) for source in graph.sources),
+    )
 
 
 def trigger_ms(spark: SparkSession, trigger: str) -> int:

@@ -28,6 +28,7 @@ Always true here:
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -82,6 +83,9 @@ class Planner:
         self.grouped: frozenset[str] = frozenset()
         """Operators that Spark aggregates ahead for, in the epoch at hand."""
         self._observes = True
+        self._parts: list[DataFrame] = []
+        """The rows of each source in the epoch at hand; all the same if they are not apart."""
+        self._is_apart = False
         self._observations: dict[str, Sequence[Measure]] = {}
         """For the epoch planned last: the columns of each observation."""
         self._parsed: dict[str, Column] = {}
@@ -107,15 +111,27 @@ class Planner:
         self.pin.unpersist(blocking=True)
         self.pin = lay_pin(spark, self.parallelism)
 
-    def epoch(self, rows: DataFrame, *, observed: bool = True) -> DataFrame:
+    def epoch(
+        self, rows: DataFrame, parts: Sequence[DataFrame] | None = None, *, observed: bool = True
+    ) -> DataFrame:
         """Return a DataFrame whose rows are the acknowledgements of a batch.
 
-        With `observed=False` the batch is empty, and `read_observed` finds nothing.
+        `parts` are the same rows, source by source, if they can be told apart. With
+        `observed=False` the batch is empty, and `read_observed` finds nothing.
         """
         self._observations.clear()
         self._cuts.clear()
         self._observes = observed
-        rows = self._observe(rows, source_measures(self.graph))
+        self._is_apart = parts is not None
+        if parts is None:
+            rows = self._observe(rows, source_measures(self.graph))
+            self._parts = [rows] * len(self.graph.sources)
+        else:
+            fields = source_fields(self.graph)
+            self._parts = [
+                self._observe(part, port_measures(self.graph, Port(source.name), fields[lane]))
+                for lane, (part, source) in enumerate(zip(parts, self.graph.sources, strict=True))
+            ]
         for level in self.graph.levels:
             rows = self._run(self._feed(rows, level), level)
         return rows
@@ -226,10 +242,13 @@ class Planner:
             if isinstance(self.graph.nodes[port.node], TransformNode) and port not in transformed
         ]
         has_direct = self._has_direct(level)
-        direct = self._feed_sources if level.index == 0 else self._feed_envelope
-        if len(transformed) + len(dropped) + has_direct > 1 and (transformed or dropped):
-            rows = self._share(rows)
-        branches = [direct(rows, level)] if has_direct else []
+        if level.index == 0:
+            self._share_sources(level, [*transformed, *dropped])
+            branches = self._feed_sources(level) if has_direct else []
+        else:
+            if len(transformed) + len(dropped) + has_direct > 1 and (transformed or dropped):
+                rows = self._share(rows)
+            branches = [self._feed_envelope(rows, level)] if has_direct else []
         frames: dict[Port, DataFrame] = {}
         for port, edges in transformed.items():
             branch = self._transform(rows, port, frames)
@@ -350,9 +369,9 @@ class Planner:
                 frame = self._share(frame)
         elif isinstance(node, SourceNode):
             lane = self.graph.sources.index(node)
-            frame = rows
+            frame = self._parts[lane]
             if len(self.graph.sources) > 1:
-                frame = self._unpack(rows, source_envelope(self.graph), lane)
+                frame = self._unpack(frame, source_envelope(self.graph), lane)
             frame = fill_unread(frame, node, self.read)
         else:
             level = self.graph.levels[self.graph.level_of(port.node)]
@@ -418,13 +437,42 @@ class Planner:
         # In as many tasks as there are subtasks, whatever the session's number for shuffles is.
         return grouped.coalesce(self.parallelism)
 
-    def _feed_sources(self, rows: DataFrame, level: Level) -> DataFrame:
-        sources = range(len(self.graph.sources))
+    def _share_sources(self, level: Level, transforms: Sequence[Port]) -> None:
+        """Make sure that no source is read twice: rows that several branches read are shared."""
+        readers = collections.Counter(
+            Port(source.name)
+            for source in self.graph.sources
+            if any(Port(source.name) in direct_inputs(self.graph, e) for e in lanes_in(level))
+        )
+        found, ahead = set(transforms), list(transforms)
+        while ahead:
+            node = self.graph.nodes[ahead.pop().node]
+            for port in self.graph.read(node) if isinstance(node, TransformNode) else ():
+                readers[port] += 1
+                if port not in found:
+                    found.add(port)
+                    ahead.append(port)
+        counts = [readers[Port(source.name)] for source in self.graph.sources]
+        if self._is_apart:
+            pairs = zip(self._parts, counts, strict=True)
+            self._parts = [self._share(part) if count > 1 else part for part, count in pairs]
+        elif transforms and sum(counts) > 1:
+            self._parts = [self._share(self._parts[0])] * len(self._parts)
+
+    def _feed_sources(self, level: Level) -> list[DataFrame]:
+        """Rows of the sources that go as they are to operators and sinks."""
+        fields = source_fields(self.graph)
         ways = {
             lane: [e for e in lanes_in(level) if Port(self.graph.sources[lane].name) in e.inputs]
-            for lane in sources
+            for lane in fields
         }
-        return self._send(rows, source_fields(self.graph), ways, level)
+        if not self._is_apart:
+            return [self._send(self._parts[0], fields, ways, level)]
+        return [
+            self._send(self._parts[lane], {lane: fields[lane]}, {lane: ways[lane]}, level)
+            for lane in fields
+            if ways[lane]
+        ]
 
     def _send(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -29,7 +30,16 @@ def plan_schema(
     spark: SparkSession, schema: pa.Schema, function: Callable[[DataFrame], DataFrame]
 ) -> pa.Schema:
     """The schema a transform gives, found by planning it on no rows."""
-    return plan_transform(spark, schema, function, None)[0]
+    return plan_transform(spark, schema, function, None).schema
+
+
+class Planned(NamedTuple):
+    """A transform, as planned on no rows."""
+
+    schema: pa.Schema
+    time: str | None
+    """The first column that has the values of the event time."""
+    calls_python: bool
 
 
 def plan_transform(
@@ -37,8 +47,8 @@ def plan_transform(
     schema: pa.Schema,
     function: Callable[[DataFrame], DataFrame],
     time: str | None,
-) -> tuple[pa.Schema, str | None]:
-    """Return the schema a transform gives, and the first column that has the values of `time`.
+) -> Planned:
+    """Plan a transform of rows with an event time in the column `time`.
 
     Spark keeps the metadata of a column that is only renamed or moved, and of no other.
     """
@@ -65,7 +75,14 @@ def plan_transform(
     if not isinstance(result, DataFrame):
         raise PlanError(f"transform must return a DataFrame, found {type(result).__name__}")
     kept = (field.name for field in result.schema if _TIME_MARK in field.metadata)
-    return dataframe_schema(result), next(kept, None)
+    return Planned(dataframe_schema(result), next(kept, None), calls_python(result))
+
+
+def calls_python(frame: DataFrame) -> bool:
+    """True if Spark calls Python functions for a frame."""
+    patterns = frame.sparkSession._jvm.org.apache.spark.sql.catalyst.trees.TreePattern
+    plan = frame._jdf.queryExecution().analyzed()
+    return bool(plan.containsPattern(patterns.PYTHON_UDF()))
 
 
 def streaming_input(graph: Graph, read: Read) -> DataFrame:

@@ -63,13 +63,16 @@ class TransformNode:
     function: Any = field(repr=False)
     schema: pa.Schema = field(repr=False)
     event_time: str | None
+    calls_python: bool = field(default=False, kw_only=True)
+    """True if Spark calls Python functions for it, in the stage that its rows are in."""
 
 
 @dataclass(frozen=True)
 class PartialNode(TransformNode):
     """The input of an aggregation: partials that Spark makes row by row, or aggregates ahead.
 
-    The two give the same results; which one it is is chosen epoch by epoch.
+    The two give the same results; which one it is is chosen epoch by epoch. Rows of an operator
+    are aggregated ahead in its slot where that is possible: see `plan/partials`.
     """
 
     uid: str = field(kw_only=True)

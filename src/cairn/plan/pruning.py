@@ -22,6 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from cairn.logs import logger
 from cairn.plan.deploy import lanes_in
 from cairn.plan.graph import Graph, PartialNode, Port, SourceNode
+from cairn.plan.parts import items
 from cairn.plan.sql import escape, quote
 from cairn.types import schema_ddl, type_ddl
 
@@ -95,7 +96,7 @@ def _read_in(plan: Any, leaves: Mapping[str, DataFrame], graph: Graph) -> Read |
     names = {source.name: source.schema.names for source in graph.sources}
     read, ours = plan.outputSet(), []
     for node in _walk(plan):
-        children = _items(node.children())
+        children = items(node.children())
         if children:
             read = getattr(read, "$plus$plus")(node.references())
             if len(children) > 1:
@@ -115,19 +116,15 @@ def _read_in(plan: Any, leaves: Mapping[str, DataFrame], graph: Graph) -> Read |
         return None
     columns: dict[str, frozenset[str]] = dict.fromkeys(names, frozenset())
     for source, leaf in ours:
-        attributes = zip(names[source], _items(leaf.output()), strict=True)
+        attributes = zip(names[source], items(leaf.output()), strict=True)
         columns[source] |= {name for name, each in attributes if read.contains(each)}
     return columns
 
 
 def _walk(plan: Any) -> Iterator[Any]:
     yield plan
-    for child in _items(plan.children()):
+    for child in items(plan.children()):
         yield from _walk(child)
-
-
-def _items(sequence: Any) -> list[Any]:
-    return [sequence.apply(index) for index in range(sequence.size())]
 
 
 def empty_rows(session: SparkSession, source: SourceNode) -> DataFrame:

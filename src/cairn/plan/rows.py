@@ -62,7 +62,15 @@ def add_rows_nodes(
     for side in filter(None, (*in_spark.values(), in_slots)):
         each = name if not found else _free_name(nodes, side, kind)
         column = keep_time(nodes, side, schemas[1])
-        node = RowsNode(each, tuple(side), made, schemas[1], column, read_schema=schemas[0])
+        node = RowsNode(
+            each,
+            tuple(side),
+            made,
+            schemas[1],
+            column,
+            calls_python=True,
+            read_schema=schemas[0],
+        )
         nodes[each] = rows_operator(node) if side is in_slots else node
         found.append(Port(each))
     return tuple(found)

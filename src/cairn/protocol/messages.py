@@ -204,6 +204,8 @@ class Report(msgspec.Struct, frozen=True):
     """Per operator, the first dead letters of this attempt, cut short."""
     user: dict[str, UserMetrics] = {}
     """Per operator, the metrics of its function in this attempt."""
+    row_bytes: int = 0
+    """The mean size of a row, in the batch of the largest rows that came from Spark."""
 
 
 class Failure(msgspec.Struct, frozen=True):

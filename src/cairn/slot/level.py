@@ -126,6 +126,7 @@ class LevelRuntime:
         self._send: Send = lambda batch: None
         self.restored = False
         self.begin_ms = self.process_ms = self.snapshot_ms = 0.0
+        self._row_bytes = 0
         self.state_held: dict[str, Held] = {}
         by_uid = {operator.spec.uid: operator for operator in self.operators}
         everybody: list[Operator | SinkRuntime | Feedback] = [
@@ -308,6 +309,7 @@ class LevelRuntime:
         with self._lock, self._log_scope(token, self._subtask):
             self.check(token)
             self._send = send
+            self._row_bytes = 0
             started = time.perf_counter()
             # Those that are fed by others first: timers of these may emit at once.
             for operator in reversed(self.operators):
@@ -321,6 +323,7 @@ class LevelRuntime:
         with self._lock, self._log_scope(token, self._subtask):
             self.check(token)
             started = time.perf_counter()
+            self._row_bytes = max(self._row_bytes, batch.nbytes // max(1, batch.num_rows))
             for consumer in self._consumers:
                 if isinstance(consumer, Operator):
                     self._run_operator(consumer, batch)
@@ -457,6 +460,7 @@ class LevelRuntime:
                 if op.letters is not None and op.letters.sample
             },
             user={op.spec.uid: found for op in self.operators if (found := op.metrics)},
+            row_bytes=self._row_bytes,
         )
 
     def abandon(self, token: Token) -> None:
