@@ -239,10 +239,12 @@ class RecordRunner:
             scoped = self._with_timers(scoped, self._timers.event)
         try:
             while length_hint(counted):
-                some, emit = islice(scoped, main.rows_max), main.rows.append
+                some, emit = islice(scoped, main.pack_rows), main.rows.append
                 loop(some, self._process_row, operator.context, self._view, emit, self._emit_other)
                 for outlet in operator.outlets:
-                    outlet.flush()
+                    outlet.pack()
+            for outlet in operator.outlets:
+                outlet.flush()
         except Exception as error:
             raise self._describe(error, rows, len(places) - length_hint(counted) - 1) from error
 
