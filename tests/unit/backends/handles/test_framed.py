@@ -117,6 +117,40 @@ def test_frames_agree_with_a_dict_and_their_borders_leave_no_trace(
         assert deltas[0] == deltas[2]
 
 
+BOTH = st.tuples(KEYS, st.lists(st.tuples(st.sampled_from("ab"), COMMANDS), max_size=4))
+
+
+@given(st.lists(st.lists(BOTH, max_size=8), min_size=1, max_size=5))
+def test_two_states_of_a_frame_agree_with_dicts_whichever_rows_write_them(
+    frames: list[list[Any]],
+) -> None:
+    slots = {name: Slot() for name in "ab"}
+    scope, frame = slots["a"].scope, Frame()
+    handles: dict[str, Any] = {}
+    for name, slot in slots.items():
+        handles[name] = make_handle(slot.table, scope)
+        frame.add(handles[name])
+    held: dict[str, dict[Any, int]] = {"a": {}, "b": {}}
+    for number, rows in enumerate(frames):
+        keys = codec(pa.int64()).encode([key for key, _ in rows])
+        groups = [group_of(key) for key, _ in rows]
+        places = frame.open(keys, np.array(groups, np.int64))
+        for scope.at, (key, commands) in zip(places, rows, strict=True):
+            for name, command in commands:
+                if command == "get":
+                    assert handles[name].get(-2) == held[name].get(key, -2)
+                elif command == "set":
+                    handles[name].set(number)
+                    held[name][key] = number
+                else:
+                    handles[name].clear()
+                    held[name].pop(key, None)
+        frame.close()
+    for name, slot in slots.items():
+        slot.table.promote()
+        assert held_contents(slot.table) == held[name]
+
+
 def test_a_frame_that_is_dropped_has_written_nothing() -> None:
     slot = Slot()
     slot.run([(1, ["set"])], [7])
