@@ -229,7 +229,14 @@ def make_row_table(
         and declaration.layout == "value"
         and declaration.ttl is None
         and declaration.type is not OBJECT
-        and is_fixed(declaration.type)
+        and _is_bounded(declaration.type)
     )
     make = ColumnTable if in_arrays else make_table
     return make(declaration, key_type, backend, group_count)
+
+
+def _is_bounded(type: pa.DataType) -> bool:
+    """True if no value is large: a frame holds the values of thousands of keys in memory."""
+    if pa.types.is_struct(type) and type.num_fields:
+        return all(_is_bounded(field.type) for field in type)
+    return is_fixed(type)
