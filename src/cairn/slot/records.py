@@ -165,7 +165,7 @@ class RecordRunner:
             self._process_some(gathered)
             return
         for start in range(0, len(gathered.rows), FRAME_ROWS):
-            # Only now are values decoded: what was decoded long ago is no longer in the caches.
+            # Decoded by the frame, so that values are still in the caches when they are read.
             self._process_some(gathered.slice(start, FRAME_ROWS))
 
     def _process_some(self, gathered: Rows) -> None:
