@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from cairn.operators.aggregates.accumulate import (
     make_aggregate,
     net_rows,
 )
+from cairn.operators.aggregates.counted import CountAggregate
 from cairn.operators.aggregates.edges import Edge, ValueBy
 from cairn.operators.aggregates.grouping import number_values
 from cairn.operators.aggregates.objects import Sketch
@@ -28,6 +30,7 @@ from cairn.operators.aggregates.sets import SetPart
 from cairn.operators.aggregates.signed import FloatSum
 from cairn.operators.aggregates.windowed import WindowAggregate
 from cairn.operators.window_process import WindowPlan
+from cairn.windows import Count as CountWindows
 from cairn.windows import Session, WindowSpec
 
 TIMESTAMP = pa.timestamp("us", "UTC")
@@ -130,12 +133,13 @@ def make_aggregation(
     takes_back: bool = False,
     changes: bool = False,
     every_ms: int | None = None,
+    keys: Sequence[str] = ("k",),
 ) -> tuple[Aggregation, Partials]:
     aggregates = make_aggregates(asked, takes_back=takes_back)
     is_timed = plan is not None and plan.has_late_rows
     partials = make_partials(
         SCHEMA,
-        ["k"],
+        keys,
         aggregates,
         order="at",
         time="at" if is_timed else None,
@@ -143,14 +147,17 @@ def make_aggregation(
     )
     results = [aggregate.field for aggregate in aggregates][int(takes_back) :]
     accumulators = Accumulators(aggregates)
+    columns = [SCHEMA.field(key) for key in keys]
     bounds = [pa.field("window_start", TIMESTAMP), pa.field("window_end", TIMESTAMP)]
     if plan is None:
-        schema = pa.schema([SCHEMA.field("k"), *results])
+        schema = pa.schema([*columns, *results])
         running = RunningAggregate(
             accumulators, partials.layout, schema, changes=changes, every_ms=every_ms
         )
         return running, partials
-    schema = pa.schema([SCHEMA.field("k"), *bounds, *results])
+    schema = pa.schema([*columns, *bounds, *results])
+    if isinstance(plan.windows, CountWindows):
+        return CountAggregate(plan.windows, accumulators, partials.layout, schema), partials
     windows = WindowAggregate(plan, accumulators, partials.layout, schema, changes=changes)
     return windows, partials
 
@@ -167,15 +174,24 @@ def make_partial_rows(
         "k": pa.array([row.k for row in rows], pa.string()),
         layout.count: pa.array([1] * len(rows), pa.int64()),
     }
+    if layout.is_keyless:
+        found[layout.keys[0]] = pa.array([True] * len(rows), pa.bool_())
     if layout.time is not None:
         found[layout.time] = pa.array([row.at * 1000 for row in rows], TIMESTAMP)
-    names = iter(layout.parts)
+    names = zip(layout.parts, layout.conditions, strict=True)
     for aggregate in make_aggregates(asked, takes_back=layout.weight is not None):
         for part in aggregate.parts:
-            for values, type_ in zip(
-                _part_values(aggregate.call, part, rows), part.partial_types, strict=True
-            ):
-                found[next(names)] = pa.array(values, type_)
+            call, where = aggregate.call, aggregate.call.where
+            taken = [next(names) for _ in part.names]
+            if (condition := taken[0][1]) is not None:
+                assert where is not None
+                is_in = [term(where)[1](row) is True for row in rows]
+                found[condition] = pa.array(is_in, pa.bool_())
+                call = replace(call, where=None)
+            made = zip(_part_values(call, part, rows), part.partial_types, strict=True)
+            for (name, _), (values, type_) in zip(taken, made, strict=True):
+                if name != layout.count:
+                    found[name] = pa.array(values, type_)
     arrays = [found[field.name] for field in partials.schema]
     return pa.StructArray.from_arrays(arrays, fields=list(partials.schema))
 
@@ -239,7 +255,8 @@ def group_partials(
     if layout.time is not None and pane is not None:
         times = columns[layout.time].cast(pa.int64()).to_numpy()
         columns[layout.time] = pa.array(pane(times)).cast(TIMESTAMP)
-    by = [name for name in (*layout.keys, layout.time, *kept) if name is not None]
+    named = (*layout.keys, layout.time, *kept, *layout.conditions)
+    by = list(dict.fromkeys(name for name in named if name is not None))
     whole = pa.StructArray.from_arrays([columns[name] for name in by], by)
     at, count = number_values(whole)
     merged = made.merge_rows(at, count, made.read([columns[name] for name in layout.parts]))

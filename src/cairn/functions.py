@@ -158,6 +158,9 @@ class Hooks:
     If None, the output keeps the event time column of the input, found by name."""
     result_shift_us: int = -1
     """Microseconds from `result_time` to the event time of the output."""
+    result_keys: tuple[str, ...] = ()
+    """Columns of the output that hold the key of the rows that a result is made from, in the
+    order of the key; empty if there are none."""
     result_delay_ms: int = 0
     """Upper bound of the output's delay behind the input's watermark. Operators that read the
     output have a watermark that is this far behind too."""

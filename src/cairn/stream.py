@@ -326,8 +326,8 @@ class Stream:
         A version holds from its event time on, until the next one of its key, and no longer than
         `valid_until`: a column of the versions (its time included; null for no end), or a span of
         time such as "1 day". A row is emitted when the watermark has passed its time. Without a
-        version it is left out, or with `how="left"` comes with nulls. Of versions of one time the
-        last counts. Columns, `on` and late rows are as in `join`.
+        version it is left out, or with `how="left"` comes with nulls. Of versions of one time
+        the greatest row of the last epoch counts. Columns, `on` and late rows are as in `join`.
         """
         if not isinstance(versions, Stream):
             raise PlanError(f"join_as_of with a {type(versions).__name__}\n  expected: a stream")

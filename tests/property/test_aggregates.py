@@ -275,7 +275,9 @@ def test_rows_that_are_taken_back_leave_the_results_of_the_others(
                     assert harness.state(name, key) == {}
 
 
-@pytest.mark.parametrize(("spec", "emit"), in_turn(SPECS, ["change", "final"]), ids=str)
+@pytest.mark.parametrize(
+    ("spec", "backend", "emit"), in_turn(SPECS, ["rocksdb", "heap"], ["change", "final"]), ids=str
+)
 @settings(suppress_health_check=list(HealthCheck))
 @given(
     epochs=st.lists(st.tuples(st.lists(BATCH, max_size=2), st.integers(0, 70)), max_size=6),
@@ -283,11 +285,11 @@ def test_rows_that_are_taken_back_leave_the_results_of_the_others(
     restored_at=st.integers(0, 5),
 )
 def test_changes_of_windows_add_up_to_their_results(
-    spec: WindowSpec, emit: str, epochs: list[Any], lateness_ms: int, restored_at: int
+    spec: WindowSpec, backend: str, emit: str, epochs: list[Any], lateness_ms: int, restored_at: int
 ) -> None:
     shows_changes = emit == "change"
     plan = WindowPlan(spec, lateness_ms, early_rows=1 if shows_changes else None)
-    machine = Machine(plan, "heap", changes=True)
+    machine = Machine(plan, backend, changes=True)
     model = WindowModel(spec, results, lateness_ms, shows_changes=shows_changes)
     view, gone = View(), {}
     with machine.harness as harness:
@@ -312,12 +314,12 @@ def test_changes_of_windows_add_up_to_their_results(
                 gone |= {w: rows for w, rows in before.items() if w not in model.held}
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=str)
+@pytest.mark.parametrize(("spec", "backend"), in_turn(SPECS, list(BACKENDS)), ids=str)
 @settings(suppress_health_check=list(HealthCheck))
 @given(epochs=st.lists(st.lists(TURN, max_size=2), max_size=5))
-def test_windows_take_rows_back(spec: WindowSpec, epochs: list[Any]) -> None:
+def test_windows_take_rows_back(spec: WindowSpec, backend: str, epochs: list[Any]) -> None:
     plan = WindowPlan(spec, early_rows=1)
-    machine = Machine(plan, "heap", SIGNED, takes_back=True, changes=True)
+    machine = Machine(plan, backend, SIGNED, takes_back=True, changes=True)
     held: list[Row] = []
     view = View()
     with machine.harness as harness:

@@ -39,7 +39,8 @@ from tests.simulation.cluster import Cluster, Trouble
 GROUP_COUNT = 8
 SCHEMA = parse_schema("k string, ms bigint, id bigint")
 REACH_MS = 6
-KINDS = ["interval", "ttl", "equi", "as of"]
+KINDS = ["interval", "ttl", "equi", "as of", "as of, top"]
+"""The last one has the newest row of each key behind the join, in the same level."""
 
 Given = tuple[str, str | None, int]
 """Side, key, time in milliseconds."""
@@ -64,7 +65,7 @@ class Machine:
 
     def job(self) -> Job:
         job = Job("pairs", max_parallelism=GROUP_COUNT)
-        is_timed = self.kind in ("interval", "as of")
+        is_timed = self.kind in ("interval", "as of", "as of, top")
         sides = []
         for name in ("left", "right"):
             time = ("ms", Watermark(3)) if is_timed else (None, None)
@@ -81,6 +82,9 @@ class Machine:
             joined = left.join_as_of(right, on="k", how="left", uid="join")
         sinks = {"out": Collect()}
         joined.sink_to(sinks["out"], uid="out")
+        if self.kind == "as of, top":
+            sinks["top"] = Collect()
+            joined.top(2, by=["ms desc", "id"], per="k", uid="top").sink_to(sinks["top"], uid="t")
         for name in ("left", "right") if is_timed else ():
             sinks[name] = Collect()
             joined.side(f"late.{name}").sink_to(sinks[name], uid=name + "-late")
@@ -133,6 +137,21 @@ class Machine:
         """(key, left id, right id) of everything that was emitted."""
         return Counter((row.k, row.id, row.id_right) for row in self._rows("out"))
 
+    def top(self) -> dict[Any, Any]:
+        """Return the id at each key and rank, as the changes leave them."""
+        ranks: dict[int, Any] = {}
+        for row in self._rows("top"):
+            ranks[row.id] = (row.k, row.rank)
+        return {at: id_ for id_, at in ranks.items() if at[1] is not None}
+
+    def expected_top(self) -> dict[Any, Any]:
+        rows = [row for row in self.rows["left"] if row[2] not in self.late("left")]
+        found: dict[Any, Any] = {}
+        for key in {row[0] for row in rows}:
+            best = sorted((-row[1], row[2]) for row in rows if row[0] == key)[:2]
+            found |= {(key, rank): id_ for rank, (_, id_) in enumerate(best, 1)}
+        return found
+
     def late(self, side: str) -> set[int]:
         return {row.id for row in self._rows(side)}
 
@@ -149,7 +168,7 @@ class Machine:
             [row for row in self.rows[side] if row[2] not in self.late(side)]
             for side in ("left", "right")
         )
-        if self.kind == "as of":
+        if self.kind in ("as of", "as of, top"):
             return self._as_of(left, right)
         found: Counter[Any] = Counter()
         alone = {("l", row[2]): (row[0], row[2], None) for row in left}
@@ -215,4 +234,6 @@ def test_every_pair_comes_once_whoever_dies(
         for _ in range(2):
             machine.run([], is_draining=True)
         assert machine.out() == machine.expected()
+        if kind == "as of, top":
+            assert machine.top() == machine.expected_top()
         assert verify(machine.store).ok

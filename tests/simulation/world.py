@@ -246,6 +246,10 @@ class World:
         """A stretch of the input."""
         return as_arrow(self.rows(start, stop))
 
+    def inputs(self, start: int, stop: int) -> dict[str, pa.StructArray]:
+        """A stretch of the input, by source."""
+        return {"rows": self.arrow(start, stop)}
+
     def rows(self, start: int, stop: int) -> list[Row]:
         return self._rows(stop)[start:]
 
@@ -437,10 +441,8 @@ class Driver:
         batch_id, start, stop = self.spark.next_batch(rows_max)
         position = self.batches.to_run(batch_id)
         if position is not None:
-            rows = self.world.arrow(start, stop)
-            self.coordinator.run_batch(
-                position, lambda begin: self.cluster.execute({"rows": rows}, begin)
-            )
+            inputs = self.world.inputs(start, stop)
+            self.coordinator.run_batch(position, lambda begin: self.cluster.execute(inputs, begin))
         crash_point("driver.epoch.ended")
         self.spark.commit(batch_id)
 

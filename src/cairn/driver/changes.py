@@ -190,7 +190,7 @@ class Changes:
         """Refuse a function that would need another plan, which a running job cannot change."""
         node = self._graph.nodes[uid]
         assert isinstance(node, ProcessNode)
-        for name in ("wants_order", "result_time", "result_shift_us"):
+        for name in ("wants_order", "result_time", "result_shift_us", "result_keys"):
             found, planned = (getattr(hooks_of(each), name) for each in (function, node.function))
             if found != planned:
                 raise PlanError(

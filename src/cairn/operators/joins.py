@@ -162,6 +162,7 @@ class Join(Hooks, BatchProcess):
 
     def __init__(self, plan: JoinPlan) -> None:
         self.plan = plan
+        self.result_keys = plan.left_keys
         self._by_event = plan.clock == "event"
         self.forgets = self._by_event
         self.ignores_time = not self._by_event

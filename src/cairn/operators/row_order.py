@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from cairn.backends.columnar.name_order import name_order
 from cairn.operators.aggregates.grouping import Ints, normal_floats, number_values
+from cairn.operators.aggregates.ordering import rank_values
 from cairn.operators.aggregates.parts import Bools
 
 
@@ -43,12 +44,29 @@ def _leaves(columns: Sequence[pa.Array]) -> list[pa.Array]:
         if pa.types.is_struct(column.type):
             leaves += [column.is_valid(), *_leaves(column.flatten())]
             continue
+        if pa.types.is_nested(column.type):
+            leaves += _list_leaves(column)
+            continue
         leaves.append(column)
         if pa.types.is_floating(column.type):
             # Both zeros are equal as numbers, but not as values of a row.
             bits = pa.int64() if column.type.bit_width == 64 else pa.int32()
             leaves.append(column.view(bits))
     return leaves
+
+
+def _list_leaves(column: pa.Array) -> list[pa.Array]:
+    """Return numbers, and texts where these are not enough, in the order of lists or maps."""
+    leaves = [pa.array(rank_values(column))]
+    if _has_floats(column.type):
+        leaves.append(pa.array(map(repr, column.to_pylist()), pa.string()))
+    return leaves
+
+
+def _has_floats(type_: pa.DataType) -> bool:
+    if pa.types.is_nested(type_):
+        return any(_has_floats(type_.field(at).type) for at in range(type_.num_fields))
+    return bool(pa.types.is_floating(type_))
 
 
 def pack_codes(at: Ints, codes: Sequence[Ints]) -> Ints:

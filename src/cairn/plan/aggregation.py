@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
 import pyarrow as pa
@@ -19,6 +19,7 @@ from cairn.operators.aggregates.accumulate import (
     make_aggregate,
     net_rows,
 )
+from cairn.operators.aggregates.ahead import PaneTime, make_ahead
 from cairn.operators.aggregates.assign import pane_us
 from cairn.operators.aggregates.counted import CountAggregate
 from cairn.operators.aggregates.emission import CHANGE, has_changes
@@ -29,6 +30,7 @@ from cairn.operators.aggregates.windowed import WindowAggregate
 from cairn.operators.window_functions import WINDOW_COLUMNS
 from cairn.operators.window_process import WindowPlan
 from cairn.plan.graph import (
+    EventTime,
     Node,
     PartialNode,
     Port,
@@ -37,7 +39,7 @@ from cairn.plan.graph import (
     unite_times,
 )
 from cairn.plan.sql import quote, time_sql
-from cairn.windows import Count, Session, Sliding, Tumbling
+from cairn.windows import Count, Session, Sliding, Tumbling, WindowSpec
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ def aggregation(
     ]
     if takes_back:
         found.insert(0, net_rows())
+    change = CHANGE if takes_back else None
     make = functools.partial(
         make_partials,
         schema,
@@ -88,13 +91,14 @@ def aggregation(
         found,
         order=order,
         checks_overflow=spark.conf.get("spark.sql.ansi.enabled") == "true",
-        change=CHANGE if takes_back else None,
+        change=change,
     )
     results = [aggregate.field for aggregate in found][int(takes_back) :]
     columns = [schema.field(key) for key in keys]
     accumulators = Accumulators(found)
     if plan is None:
         partials = make()
+        partials = replace(partials, ahead=make_ahead(schema, found, partials, None, change))
         made = pa.schema([*columns, *results])
         running = RunningAggregate(
             accumulators, partials.layout, made, changes=output.changes, every_ms=output.every_ms
@@ -106,6 +110,8 @@ def aggregation(
     if isinstance(plan.windows, Count):
         _check_counted(has_changes=takes_back or output.changes)
         return CountAggregate(plan.windows, accumulators, partials.layout, made), partials
+    time = _pane_time(plan.windows, unite_times(nodes, ports))
+    partials = replace(partials, ahead=make_ahead(schema, found, partials, time, change))
     windows = WindowAggregate(plan, accumulators, partials.layout, made, changes=output.changes)
     return windows, partials
 
@@ -142,6 +148,15 @@ def _window_columns(plan: WindowPlan, order: str | None) -> _WindowColumns:
         offset = spec.offset_ms * 1000
         pane = f"timestamp_micros({order} - pmod({order} - {offset}L, {length}L))"
     return {"time": time, "pane": pane, "may_group": may_group}
+
+
+def _pane_time(spec: WindowSpec, time: EventTime | None) -> PaneTime | None:
+    """Return the time of partials that are grouped in a slot."""
+    if time is None:
+        return None
+    if not isinstance(spec, Tumbling | Sliding):
+        return PaneTime(time.column, time.shift_us)
+    return PaneTime(time.column, time.shift_us, pane_us(spec), spec.offset_ms * 1000)
 
 
 def partial_node(name: str, ports: tuple[Port, ...], uid: str, partials: Partials) -> PartialNode:

@@ -97,7 +97,7 @@ def explain_graph(graph: Graph) -> JobGraph:
                 level=level.index,
                 chains=_chains(graph, [*level.operators, *level.sinks]),
                 feedback=[back.uid for back in graph.returns if _level_back(graph, back) == level],
-                shuffles=sorted(edge.index for edge in (*level.edges, *level.counted)),
+                shuffles=sorted(e.index for e in level.edges if _name_shuffle(graph, e) == "always"),
                 passing=[edge.index for edge in level.passing],
             )
             for level in graph.levels
@@ -246,25 +246,25 @@ def _edges_back(graph: Graph, back: Return) -> Iterator[GraphEdge]:
     """To where it is kept, and from there to the operator."""
     edge = next(edge for edge in graph.edges if edge.consumer == back.uid)
     for port in edge.inputs:
-        yield _edge(port, back.uid, edge.way, edge)
+        yield _edge(graph, port, back.uid, edge.way, edge)
     node = graph.nodes[back.operator]
     assert isinstance(node, ProcessNode), "rows go back to operators"
     name = node.inlets[back.inlet].name or None
-    yield _edge(Port(back.uid), back.operator, "feedback", input=name)
+    yield _edge(graph, Port(back.uid), back.operator, "feedback", input=name)
 
 
 def _edges(graph: Graph, node: Any) -> Iterator[GraphEdge]:
     """Yield an edge for each stream that comes into a node."""
     if isinstance(node, TransformNode):
         for port in graph.read(node):
-            yield _edge(port, node.name, "transform")
+            yield _edge(graph, port, node.name, "transform")
     elif isinstance(node, SinkNode | ProcessNode):
         by_inlet = {e.inlet: e for e in graph.edges if e.consumer == node.uid}
         for index, inlet in enumerate(_inlets(node)):
             edge = by_inlet.get(index)
             for port in graph.bare(inlet.ports):
                 way = "chain" if edge is None else edge.way
-                yield _edge(port, node.uid, way, edge, inlet.name or None)
+                yield _edge(graph, port, node.uid, way, edge, inlet.name or None)
 
 
 def _inlets(node: Consumer) -> Sequence[Inlet]:
@@ -274,7 +274,12 @@ def _inlets(node: Consumer) -> Sequence[Inlet]:
 
 
 def _edge(
-    port: Port, to: str, way: str, edge: Edge | None = None, input: str | None = None
+    graph: Graph,
+    port: Port,
+    to: str,
+    way: str,
+    edge: Edge | None = None,
+    input: str | None = None,
 ) -> GraphEdge:
     return GraphEdge(
         source=_port(port),
@@ -282,9 +287,22 @@ def _edge(
         input=input,
         way=way,
         shuffle=None if edge is None else edge.index,
+        shuffled="never" if edge is None else _name_shuffle(graph, edge),
         by=[] if edge is None else list(edge.keys),
         in_order_of=edge.event_time if edge is not None and edge.wants_order else None,
     )
+
+
+def _name_shuffle(graph: Graph, edge: Edge) -> str:
+    """Return the cases in which Spark shuffles the rows of an edge."""
+    level = graph.levels[edge.level]
+    if edge in level.counted:
+        return "never"
+    if not level.is_straight:
+        return "always"
+    if any(isinstance(graph.nodes[each.consumer], ProcessNode) for each in level.edges):
+        return "with several executors, or fewer partitions than subtasks"
+    return "with several executors"
 
 
 def _port(port: Port) -> GraphPort:
@@ -421,6 +439,10 @@ def _fed_text(edge: GraphEdge) -> str:
 
 
 def _shuffle_text(edge: GraphEdge) -> str:
+    if edge.shuffled == "never":
+        return f"{edge.source.text} ─ counted by Spark ─>"
+    if edge.shuffled != "always":
+        return f"{edge.source.text} ─ {way_text(edge)}, shuffled {edge.shuffled} ─>"
     text = f"{edge.source.text} ═ shuffle {edge.shuffle}, {way_text(edge)}"
     if edge.input:
         text += f", into on_{edge.input}"

@@ -1,10 +1,10 @@
 """The job as an immutable graph, and its cut into levels at the shuffles.
 
 A level is one Spark stage. Slot i runs subtask i of every operator of a level. What is
-fed straight from operators of one level and needs no shuffle, a sink or an operator without
-keys, is chained: it runs in their level, in the same process. Everything else has an edge
-per inlet, however many streams are united into it. What a loop sends back has an edge of its
-own, which ends in the level after those that send it.
+fed straight from operators of one level and needs no shuffle is chained: a sink, an operator
+without keys, or one that has the key of those that feed it. It runs in their level, in the same
+process. Everything else has an edge per inlet, however many streams are united into it. What a
+loop sends back has an edge of its own, which ends in the level after those that send it.
 
 Always true here:
 - nothing in this module touches Spark: DataFrames and functions are carried, not called;
@@ -40,6 +40,7 @@ from cairn.plan.nodes import (
     Watermark,
     Way,
 )
+from cairn.plan.partials import divide_ports, partials_in_slots, read_parts
 from cairn.plan.ports import bare_ports, port_schema, read_ports, root_ports, unite_schemas
 from cairn.plan.times import Times, is_letters, is_text, is_time, keep_time, port_time, unite_times
 
@@ -80,6 +81,12 @@ class Level:
     """Edges to sinks that drop their rows: Spark counts these and sends them nowhere."""
     passing: tuple[Edge, ...]
     """On their way to a later level."""
+
+    @property
+    def is_straight(self) -> bool:
+        """True if its rows come from the sources and may go to any subtask."""
+        is_first = self.index == 0 and not self.passing
+        return is_first and all(edge.way == "spread" for edge in self.edges)
 
 
 @dataclass(frozen=True)
@@ -198,6 +205,8 @@ def build_graph(
             for key, node in nodes.items()
         }
     check_time_nodes(nodes)
+    if chaining:
+        nodes = partials_in_slots(nodes)
     if not 1 <= group_count <= MAX_GROUP_COUNT:
         raise PlanError(
             f"max_parallelism of job {name!r} must be between 1 and {MAX_GROUP_COUNT}, "
@@ -293,9 +302,6 @@ def _apart(
     parts: dict[Port, tuple[Port, ...]] = {}
     nodes: dict[str, Node] = {}
 
-    def apart(ports: Sequence[Port]) -> tuple[Port, ...]:
-        return tuple(each for port in ports for each in parts.get(port, (port,)))
-
     for name, node in graph.nodes.items():
         if isinstance(node, PartialNode):
             by_level: dict[int, list[Port]] = {}
@@ -310,19 +316,39 @@ def _apart(
                 parts[Port(name)] = tuple(Port(each.name) for each in made)
                 continue
         if isinstance(node, ProcessNode):
-            inlets = (replace(inlet, ports=apart(inlet.ports)) for inlet in node.inlets)
-            node = replace(node, inlets=tuple(inlets))
+            node = replace(node, inlets=tuple(read_parts(inlet, parts) for inlet in node.inlets))
         nodes[name] = node
-    return nodes, tuple(replace(back, ports=apart(back.ports)) for back in returns)
+    return nodes, tuple(replace(back, ports=divide_ports(back.ports, parts)) for back in returns)
 
 
 def _needs_no_shuffle(graph: Graph, node: Consumer) -> bool:
     """True if the rows may stay in the subtask they are in."""
-    return isinstance(node, SinkNode) or (
+    if isinstance(node, SinkNode):
+        return True
+    return (
         graph.chaining
-        and all(inlet.way == "spread" for inlet in node.inlets)
+        and (all(inlet.way == "spread" for inlet in node.inlets) or _has_same_key(graph, node))
         and (hooks_of(node.function).ignores_time or not _is_text_time(graph, node.inputs))
     )
+
+
+def _has_same_key(graph: Graph, node: ProcessNode) -> bool:
+    """True if operators emit all rows in the subtask that has their key, in an order that will do.
+
+    The key group is a hash of values and types: both must be the same.
+    """
+    inlet = node.inlets[0]
+    if len(node.inlets) > 1 or inlet.way != "keyed" or hooks_of(node.function).wants_order:
+        return False
+    types = key_types(graph, node.inlets)
+    for port in inlet.ports:
+        feeding = graph.nodes[port.node]
+        if not isinstance(feeding, ProcessNode) or port.tag is not None:
+            return False
+        keys = hooks_of(feeding.function).result_keys
+        if keys != inlet.keys or key_types(graph, feeding.inlets) != types:
+            return False
+    return True
 
 
 def _is_text_time(graph: Graph, ports: Sequence[Port]) -> bool:

@@ -71,7 +71,8 @@ class TransformNode:
 class PartialNode(TransformNode):
     """The input of an aggregation: partials that Spark makes row by row, or aggregates ahead.
 
-    The two give the same results; which one it is is chosen epoch by epoch.
+    The two give the same results; which one it is is chosen epoch by epoch. Rows of an operator
+    are aggregated ahead in its slot where that is possible: see `plan/partials`.
     """
 
     uid: str = field(kw_only=True)

@@ -46,8 +46,7 @@ class Feed:
     @property
     def is_straight(self) -> bool:
         """True if the rows may go to any subtask, and need no shuffle to get there."""
-        is_first = self.level.index == 0 and not self.level.passing
-        return is_first and not self.is_pinned and all(e.way == "spread" for e in self.level.edges)
+        return self.level.is_straight and not self.is_pinned
 
     @property
     def columns(self) -> list[str]:

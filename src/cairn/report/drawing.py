@@ -525,8 +525,9 @@ def _labels(edge: GraphEdge, link: Link) -> Iterator[str]:
 
 def _legend(graph: JobGraph, y: float) -> Iterator[str]:
     ways = {edge.way for edge in graph.edges}
+    shuffled = {edge.way for edge in graph.edges if edge.shuffled == "always"}
     shown = [
-        ("keyed", "shuffle", bool(ways & {"keyed", "spread"})),
+        ("keyed", "shuffle", bool(shuffled & {"keyed", "spread"})),
         ("broadcast", "to every subtask", "broadcast" in ways),
         ("feedback", "into the next epoch or round", "feedback" in ways),
         ("chain", "inside a process", "chain" in ways),

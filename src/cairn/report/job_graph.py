@@ -127,6 +127,9 @@ class GraphEdge(msgspec.Struct, frozen=True, kw_only=True):
     way: str
     """keyed, spread, broadcast, feedback, chain or transform."""
     shuffle: int | None = None
+    """The number of the stream, among those that may be shuffled."""
+    shuffled: str = "always"
+    """The cases in which it is shuffled, if it has a number: "always", "never", or conditions."""
     by: list[str] = []
     in_order_of: str | None = None
 

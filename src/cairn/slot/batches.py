@@ -66,6 +66,8 @@ class BatchInput:
 
     def keys(self, rows: pa.StructArray) -> pa.Array:
         """Return the key of each row, in the type in which all inputs compare their keys."""
+        if not self.inlet.keys:
+            return pa.nulls(len(rows))
         columns = [
             column if column.type == field.type else column.cast(field.type)
             for name, field in zip(self.inlet.keys, self._key_fields, strict=True)

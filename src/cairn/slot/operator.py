@@ -40,6 +40,7 @@ from cairn.functions import (
     has_timers,
     hooks_of,
 )
+from cairn.key_groups import key_groups
 from cairn.logs import scope as log_scope
 from cairn.metrics import Metrics, UserMetrics
 from cairn.protocol.messages import Begin
@@ -374,8 +375,11 @@ class Operator:
         """Rows of an operator of the same level that this one is chained to."""
         inlet = self.spec.inlets[0]
         batch = fit(batch, inlet.schema)
-        groups = pa.array(np.zeros(batch.num_rows, np.int32))
-        self.run(groups, times_of(batch, inlet), batch.to_struct_array())
+        groups = np.zeros(batch.num_rows, np.int32)
+        if inlet.keys:
+            keys = batch.select(inlet.keys).to_struct_array()
+            groups = key_groups(keys, keys.type, self.group_count).astype(np.int32)
+        self.run(pa.array(groups), times_of(batch, inlet), batch.to_struct_array())
 
     def _in_time(self, times: pa.Array) -> pa.Array | None:
         """Return the mask of rows that are not late; None if all rows are in time."""

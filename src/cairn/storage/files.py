@@ -14,7 +14,6 @@ Always true here:
 
 from __future__ import annotations
 
-import io
 import struct
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, Protocol, Self
@@ -134,12 +133,22 @@ def encode_segment(
     last_epoch: int = 0,
 ) -> StateFile:
     """Return a whole segment in memory. Equal rows give equal bytes."""
-    out = io.BytesIO()
+    out = _Parts()
     writer = SegmentWriter(out, kind, operator, first_epoch=first_epoch, last_epoch=last_epoch)
     for name, batch in states.items():
         writer.begin_state(name, batch.schema)
         writer.write(batch)
-    return msgspec.structs.replace(writer.finish(), data=out.getvalue())
+    return msgspec.structs.replace(writer.finish(), data=b"".join(out.parts))
+
+
+class _Parts:
+    """Collects the parts of a segment. They are joined once, when their size is known."""
+
+    def __init__(self) -> None:
+        self.parts: list[Any] = []
+
+    def write(self, data: Any) -> None:
+        self.parts.append(data)
 
 
 class SegmentWriter:
@@ -462,25 +471,46 @@ def _canonical(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _fresh(array: pa.Array) -> pa.Array:
-    # take() builds new arrays with zeros under each null, but for one level of nulls only:
-    # the fields of a null struct are copied unchanged.
-    if pa.types.is_dictionary(array.type):
-        raise ValueError("dictionary-encoded columns cannot be stored: decode them first")
-    array = array.take(pa.array(np.arange(len(array), dtype=np.int32)))
-    return _without_hidden_values(array) if pa.types.is_nested(array.type) else array
-
-
-def _without_hidden_values(array: pa.Array) -> pa.Array:
     kind = array.type
-    mask = array.is_null() if array.null_count else None
+    if pa.types.is_dictionary(kind):
+        raise ValueError("dictionary-encoded columns cannot be stored: decode them first")
+    if not array.null_count and (whole := _cut_buffers(array)) is not None:
+        return whole
     if pa.types.is_struct(kind) and kind.num_fields:
-        fields = [kind.field(i) for i in range(kind.num_fields)]
         # flatten() pushes the struct's nulls down into its fields.
         children = [_fresh(child) for child in array.flatten()]
-        return pa.StructArray.from_arrays(children, fields=fields, mask=mask)
+        mask = array.is_null() if array.null_count else None
+        return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
+    # take() builds new arrays with zeros under each null, but for one level of nulls only:
+    # the items of a null list are copied unchanged.
+    array = array.take(pa.array(np.arange(len(array), dtype=np.int32)))
+    mask = array.is_null() if array.null_count else None
     if pa.types.is_map(kind):
         keys, items = _fresh(array.keys), _fresh(array.items)
         return pa.MapArray.from_arrays(array.offsets, keys, items, kind, mask=mask)
     if pa.types.is_list(kind):
         return pa.ListArray.from_arrays(array.offsets, _fresh(array.values), type=kind, mask=mask)
     return array
+
+
+def _cut_buffers(array: pa.Array) -> pa.Array | None:
+    """Return the same values with buffers of exactly their size, without a copy of values.
+
+    None if there is more to it: values of less than a byte, in lists, or none at all.
+    """
+    kind, offset, count = array.type, array.offset, len(array)
+    buffers = array.buffers()
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        if not count or buffers[1] is None or buffers[2] is None:
+            return None
+        offsets = np.frombuffer(buffers[1], np.int32, offset + count + 1)[offset:]
+        start, stop = int(offsets[0]), int(offsets[-1])
+        data = [pa.py_buffer(offsets - start), buffers[2].slice(start, stop - start)]
+        return pa.Array.from_buffers(kind, count, [None, *data])
+    is_fixed = pa.types.is_primitive(kind) or pa.types.is_decimal(kind)
+    if not count or not is_fixed or pa.types.is_boolean(kind):
+        return None
+    width = kind.bit_width // 8
+    return pa.Array.from_buffers(
+        kind, count, [None, buffers[1].slice(offset * width, count * width)]
+    )

@@ -50,8 +50,14 @@ def pushed(row: Any) -> dict[str, Any]:
     return {side: (key, time, len(text))} if side == "left" else {side: (text, time, key, end)}
 
 
+def by_value(row: Any) -> Any:
+    """The columns of a version from left to right; null comes first."""
+    _, key, time, text, end = row
+    return text, time, key is not None, key or 0, end is not None, end or 0
+
+
 class Model:
-    """All rows that were not late, in the order of their arrival."""
+    """All rows that were not late, by epoch; versions of an epoch in the order of their values."""
 
     def __init__(self, how: str, valid_until: Any) -> None:
         self.how = how
@@ -112,7 +118,7 @@ def test_each_row_has_the_version_of_its_time_whatever_the_epochs(
                     harness.rollback()
                 for row in rows:
                     harness.push(**pushed(row))
-            for row in rows:
+            for row in sorted(rows, key=by_value):
                 if row[2] >= watermark:
                     model.add(row)
             if data.draw(st.booleans(), label="restores"):
@@ -131,6 +137,27 @@ def check_held(harness: Harness, watermark: int) -> None:
         times = [time for time, _, _ in harness.state("right", key).values()]
         assert sum(time <= watermark * 1000 for time in times) <= 1
         assert all(time >= watermark * 1000 for time, _, _ in harness.state("left", key).values())
+
+
+@given(st.permutations(["a", "b", "c", None]), st.integers(0, 3))
+def test_of_versions_of_one_time_the_greatest_counts_in_whatever_order_they_come(
+    rates: list[Any], cut: int
+) -> None:
+    versions = [(rate, 1, 1, None) for rate in rates]
+    with harness_of("inner") as harness:
+        for some in (versions[:cut], versions[cut:]):
+            if some:
+                harness.push(right=some)
+        harness.push(left=(1, 2, 0))
+        assert [row.rate for row in harness.drain()] == ["c"]
+
+
+def test_of_versions_of_one_time_in_two_epochs_the_later_one_counts() -> None:
+    with harness_of("inner") as harness:
+        harness.push(right=("b", 1, 1, None))
+        harness.commit()
+        harness.push(right=("a", 1, 1, None), left=(1, 2, 0))
+        assert [row.rate for row in harness.drain()] == ["a"]
 
 
 def test_a_version_ends_with_its_last_moment() -> None:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from cairn import Job, PlanError, windows
+from cairn.operators.aggregates.ahead import AggregateAhead
 from cairn.operators.window_process import WindowPlan
 from cairn.plan import frames
 from cairn.plan.aggregation import Output, aggregation, partial_node
@@ -105,6 +106,49 @@ def test_streams_of_several_levels_are_aggregated_as_one() -> None:
     assert graph.times.event_time(Port("sum")) == time
     assert graph.times.event_time(Port("sum", "late")) == EventTime("at")
     assert graph.watermarks == {"rows": Watermark(1000), "others": Watermark(1000)}
+
+
+def nodes_behind_operators(*inputs: Port) -> dict[str, Node]:
+    """An aggregation of what operators emit, which a slot can group."""
+    nodes = united_nodes(WindowPlan(Tumbling(10)))
+    partial = nodes["partial:sum"]
+    assert isinstance(partial, PartialNode)
+    made = partial.partials
+    ahead = AggregateAhead(made.layout, made.schema, [], None, None)
+    nodes["partial:sum"] = replace(partial, inputs=inputs, partials=replace(made, ahead=ahead))
+    return nodes
+
+
+def test_rows_of_an_operator_are_grouped_in_its_slot() -> None:
+    graph = build_graph("sums", 16, nodes_behind_operators(Port("pass")))
+    found = [[op.uid for op in level.operators] for level in graph.levels]
+    assert found == [["pass", "partial:sum"], ["sum"]]
+    assert graph.chained == {"partial:sum", "out"}
+    edge = graph.edges[-1]
+    assert (edge.inputs, edge.event_time) == ((Port("partial:sum"),), "_time")
+    assert not taps(graph)
+
+
+def test_each_of_several_operators_has_its_rows_grouped_in_its_own_slot() -> None:
+    nodes = nodes_behind_operators(Port("pass"), Port("again"))
+    inlet = Inlet((Port("pass"),), ("k",))
+    nodes = {"again": ProcessNode("again", (inlet,), Pass(), SCHEMA)} | nodes
+    order = ["rows", "others", "pass", "again", "partial:sum", "sum", "out"]
+    graph = build_graph("sums", 16, {name: nodes[name] for name in order})
+    found = [[op.uid for op in level.operators] for level in graph.levels]
+    assert found == [["pass", "partial:sum"], ["again", "partial:sum:2"], ["sum"]]
+    assert graph.edges[-1].inputs == (Port("partial:sum"), Port("partial:sum:2"))
+
+
+@pytest.mark.parametrize("inputs", [(Port("rows"),), (Port("rows"), Port("pass"))])
+def test_rows_in_spark_are_grouped_by_spark(inputs: tuple[Port, ...]) -> None:
+    graph = build_graph("sums", 16, nodes_behind_operators(*inputs))
+    assert isinstance(graph.nodes["partial:sum"], PartialNode)
+
+
+def test_nothing_is_grouped_in_slots_without_chaining() -> None:
+    graph = build_graph("sums", 16, nodes_behind_operators(Port("pass")), chaining=False)
+    assert isinstance(graph.nodes["partial:sum"], PartialNode)
 
 
 def test_a_time_given_to_streams_of_several_levels_counts_for_all_of_them() -> None:

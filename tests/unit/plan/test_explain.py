@@ -245,6 +245,24 @@ def test_edges_say_how_rows_find_their_subtask() -> None:
     assert len({e["shuffle"] for e in audit}) == 1
 
 
+def test_rows_for_any_subtask_say_when_they_are_shuffled() -> None:
+    job = Job("straight", max_parallelism=8)
+    source(job, "rows").sink_to(sinks.Collect(), uid="kept")
+    source(job, "others").sink_to(sinks.Noop(), uid="dropped")
+    facts = facts_of(job)
+    text = text_of(facts)
+    assert "0 shuffled streams" in text and facts["levels"][0]["shuffles"] == []
+    assert "rows ─ to any subtask, shuffled with several executors ─>" in text
+    assert "others ─ counted by Spark ─>" in text
+    source(job, "more").process(Format(), schema=ROW, uid="format")
+    assert "more ─ to any subtask, shuffled with several executors, or fewer part" in text_of(
+        facts_of(job)
+    )
+    # A key needs a shuffle, and all rows of the level go through it.
+    process(source(job, "keyed"), "count")
+    assert "rows ═ shuffle 0, to any subtask ═>" in text_of(facts_of(job))
+
+
 def test_a_shuffle_that_skips_a_level_passes_it_by() -> None:
     facts = facts_of(connected())
     audit = next(e["shuffle"] for e in facts["edges"] if e["to"] == "audit")

@@ -415,6 +415,49 @@ def test_only_functions_that_want_it_have_their_rows_in_order(job: Job) -> None:
     assert found == {"any": False, "ordered": True, "out": False}
 
 
+def trades_and_rates(job: Job, rate_key: str = "long") -> tuple[Stream, Stream]:
+    rates = source(job, "rates", f"id {rate_key}, at timestamp", "at", Watermark(0))
+    return source(job, "trades", TIMED, "t", Watermark(0)), rates
+
+
+def test_an_operator_with_the_key_of_the_join_before_it_has_no_shuffle(job: Job) -> None:
+    trades, rates = trades_and_rates(job)
+    joined = trades.join_as_of(rates, on={"k": "id"}, uid="join")
+    joined.top(1, by="t", per="k", uid="best")
+    joined.key_by("k").latest(uid="last")
+    graph = job.graph()
+    assert layout(graph) == [(["join", "best", "last"], [], [0, 1], [])]
+    assert graph.chained == {"best", "last"}
+    outlet = spec_of(graph).levels[0].operators[0].outlets[0]
+    assert (outlet.operators, outlet.lanes) == (("best", "last"), ())
+
+
+def test_an_operator_with_another_key_than_the_join_has_a_shuffle(job: Job) -> None:
+    trades, rates = trades_and_rates(job)
+    joined = trades.join_as_of(rates, on={"k": "id"}, uid="join")
+    joined.top(1, by="t", per="at", uid="other")
+    joined.key_by("k", "t").latest(uid="more")
+    joined.side("late.left").top(1, by="t", per="k", uid="side")
+    transform(joined, TIMED).top(1, by="t", per="k", uid="transformed")
+    process(joined, "ordered", TIMED)
+    assert job.graph().chained == set()
+
+
+def test_a_key_that_the_join_has_widened_is_in_another_group(job: Job) -> None:
+    trades, rates = trades_and_rates(job, "int")
+    # The result of an inner join has the key of left, here in the wider type of the two.
+    trades.join_as_of(rates, on={"k": "id"}, uid="wide").top(1, by="t", per="k", uid="a")
+    rates.join_as_of(trades, on={"id": "k"}, uid="narrow").top(1, by="at", per="id", uid="b")
+    assert job.graph().chained == {"a"}
+
+
+def test_without_chaining_an_operator_with_the_same_key_has_a_shuffle(job: Job) -> None:
+    trades, rates = trades_and_rates(job)
+    trades.join_as_of(rates, on={"k": "id"}, uid="join").top(1, by="t", per="k", uid="best")
+    graph = build_graph("j", 16, job._nodes, chaining=False)
+    assert (len(graph.levels), graph.chained) == (2, set())
+
+
 # Refusals
 
 

@@ -1,8 +1,8 @@
-"""Rows of keys with times, in sorted runs of Arrow rows.
+"""Rows of keys with times, in runs.
 
 The running epoch adds runs of its own and changes flags of the parent's rows. When it is promoted,
 its runs join the others; runs of similar size are merged, so there are few of them, and rows are
-copied a few times however many epochs there are.
+sorted a few times however many epochs there are.
 
 Always true here:
 - `_runs` holds rows of the parent epoch, `_fresh` rows of the running one;
@@ -23,6 +23,7 @@ import pyarrow as pa
 from cairn.backends.columnar.key_index import COUNTED_MAX, NameIndex
 from cairn.backends.columnar.name_order import name_order
 from cairn.backends.columnar.name_parts import Ints
+from cairn.backends.columnar.pages import Pages
 from cairn.backends.columnar.runs import Bools, Found, Rows, Run, concat_rows, expand
 from cairn.backends.columnar.spread import Array, grow
 from cairn.backends.columnar.table import merge_names
@@ -36,10 +37,7 @@ from cairn.types.codec import Key, codec
 from cairn.types.codec.core import cast_to
 
 PIECE_ROWS = 32 * 1024
-RUN_BYTES_MAX = 1 << 30
-"""Arrow arrays of text hold less than twice this."""
 DEAD_MIN = 4096
-_NUMBERS_MAX = 1 << 44
 
 
 class RowTable(Table):
@@ -96,7 +94,8 @@ class RowTable(Table):
             self._next = start + len(times)
             each = np.arange(start, self._next)
             at = np.arange(len(times))
-            run = Run(Rows(numbers, times, each, waiting, at, rows), is_committed=False)
+            added = Rows(numbers, times, each, waiting, at, Pages([rows]))
+            run = Run(added, is_committed=False)
             self._fresh = with_run(self._fresh, run)
 
     def _place(self, keys: pa.Array) -> Ints:
@@ -139,6 +138,8 @@ class RowTable(Table):
     def in_order(self, found: Found) -> Found:
         """Return the same rows by time, number and key."""
         times, numbers = found.times, found.numbers
+        if (numbers[1:] > numbers[:-1]).all():
+            return found.pick(np.argsort(times, kind="stable"))
         order = np.lexsort((numbers, times))
         is_same = times[order[1:]] == times[order[:-1]]
         is_same &= numbers[order[1:]] == numbers[order[:-1]]
@@ -178,7 +179,8 @@ class RowTable(Table):
     def _rows_of(self, run: Run, numbers: Ints) -> tuple[Ints, Ints]:
         """Return (index into numbers, row) of every row of these keys, gone or not."""
         starts, stops = run.key_bounds(np.maximum(numbers, 0))
-        return expand(starts, np.where(numbers < 0, 0, stops - starts))
+        at, places = expand(starts, np.where(numbers < 0, 0, stops - starts))
+        return at, run.index.order[places]
 
     def _note_undo(self) -> None:
         if self.journal is not None:
@@ -296,13 +298,10 @@ class RowTable(Table):
             for name in ("times", "numbers", "keys")
         )
         order = self._order_by_name(keys, times, numbers)
-        # Rows that are gone are stored without their content.
-        picked = [run.all.read(at[run.live[at]]) for run, at in parts]
-        rows = picked[0] if len(picked) == 1 else pa.concat_arrays(picked)
-        places = np.cumsum(live) - 1
         live, waiting = live[order], waiting[order]
         times, keys = times[order], keys[order]
-        rows = rows.take(pa.array(places[order], mask=~live))
+        # Rows that are gone are stored without their content.
+        rows = _read(parts, order, None if live.all() else ~live)
         return pa.RecordBatch.from_pydict(
             {
                 "group": pa.array(self._groups[keys].astype(np.int32)),
@@ -315,14 +314,19 @@ class RowTable(Table):
 
     def _order_by_name(self, keys: Ints, times: Ints, numbers: Ints) -> Ints:
         """Return the order of stored rows: by key group, then by name."""
-        groups = self._groups[keys].astype(np.int64)
-        if int(numbers.max()) < _NUMBERS_MAX:
-            places = groups * _NUMBERS_MAX + numbers
-            order = np.argsort(places)
-            places = places[order]
-            if not (places[1:] == places[:-1]).any():
-                return order
-        names = [groups, numbers, times]
+        groups = self._groups[keys]
+        small = groups.astype(np.int16 if self._group_count <= 1 << 15 else np.int32)
+        order = np.arange(len(keys))
+        if (numbers[1:] < numbers[:-1]).any():
+            order = np.argsort(numbers, kind="stable")
+            small = small[order]
+        # Numpy sorts 16-bit numbers in linear time.
+        order = order[np.argsort(small, kind="stable")]
+        ordered = numbers[order]
+        is_same = (ordered[1:] == ordered[:-1]) & (np.diff(groups[order]) == 0)
+        if not is_same.any():
+            return order
+        names = [groups.astype(np.int64), numbers, times]
         return name_order([*map(pa.array, names), self.key_array(keys)])
 
     def _entries(self, times: Ints, numbers: Ints) -> pa.StructArray:
@@ -345,27 +349,18 @@ class RowTable(Table):
     ) -> Iterator[pa.RecordBatch]:
         if not parts:
             return
-        part_of = np.repeat(np.arange(len(parts)), [len(at) for _, at in parts])
-        row_of = np.concatenate([at for _, at in parts])
-        group_of = groups[np.concatenate([rows.keys[at] for rows, at in parts])]
-        order = np.argsort(group_of, kind="stable")
+        held = concat_rows([rows.take(at) for rows, at in parts])
+        order = np.argsort(groups[held.keys], kind="stable")
         for start in range(0, len(order), PIECE_ROWS):
-            piece = order[start : start + PIECE_ROWS]
-            taken = [
-                rows.take(row_of[piece[part_of[piece] == number]])
-                for number, (rows, _) in enumerate(parts)
-            ]
-            whole = concat_rows(taken)
-            whole = whole.take(np.argsort(groups[whole.keys], kind="stable"))
+            piece = held.take(order[start : start + PIECE_ROWS])
+            content = piece.pages.take(piece.at)
             yield pa.RecordBatch.from_pydict(
                 {
-                    "group": pa.array(groups[whole.keys].astype(np.int32)),
-                    "key": index.arrays(whole.keys)[0],
-                    "entry": self._entries(whole.times, whole.numbers),
-                    "value": self.declaration.make_values(
-                        whole.times, whole.waiting, whole.read(np.arange(len(piece)))
-                    ),
-                    "live": pa.array(np.ones(len(piece), np.bool_)),
+                    "group": pa.array(groups[piece.keys].astype(np.int32)),
+                    "key": index.arrays(piece.keys)[0],
+                    "entry": self._entries(piece.times, piece.numbers),
+                    "value": self.declaration.make_values(piece.times, piece.waiting, content),
+                    "live": pa.array(np.ones(len(content), np.bool_)),
                 }
             )
 
@@ -405,7 +400,7 @@ class RowTable(Table):
             entries.field(1).to_numpy(),
             self.declaration.read_waiting(values),
             np.arange(len(numbers)),
-            values.field("row"),
+            Pages([values.field("row")]),
         )
         self._runs = with_run(self._runs, Run(rows, is_committed=True))
 
@@ -437,6 +432,15 @@ class RowTable(Table):
         return Held(round(self._counted.keys * entries / max(self._counted.entries, 1)), entries)
 
 
+def _read(parts: Sequence[tuple[Run, Ints]], order: Ints, is_null: Bools | None) -> pa.StructArray:
+    """Return the content of rows of several runs in this order."""
+    pages = [run.all.pages for run, _ in parts]
+    starts = np.cumsum([0, *map(len, pages[:-1])]).tolist()
+    at = [run.all.at[rows] + start for (run, rows), start in zip(parts, starts, strict=True)]
+    places = np.concatenate(at)[order]
+    return Pages([array for each in pages for array in each.arrays]).take(places, is_null)
+
+
 def with_run(runs: Sequence[Run], run: Run) -> list[Run]:
     """Return the runs with one more; those that are not much larger are merged with it.
 
@@ -444,11 +448,8 @@ def with_run(runs: Sequence[Run], run: Run) -> list[Run]:
     """
     kept = list(runs)
     merged = [run]
-    size, size_bytes = len(run), run.all.rows.nbytes
+    size = len(run)
     while kept and len(kept[-1]) < 2 * size and not kept[-1].is_changed:
-        size_bytes += kept[-1].all.rows.nbytes
-        if size_bytes > RUN_BYTES_MAX:
-            break
         merged.append(kept.pop())
         size += len(merged[-1])
     if len(merged) == 1:

@@ -1,10 +1,13 @@
-"""Rows of keys in order: by key, then by time, then by number. Found by key and range of times.
+"""Rows of keys, found by key and range of times.
 
 A run never changes but for two flags of each row: whether the row is there (`live`), and whether
 it waits for a match (`waiting`). Both exist twice, as of the running epoch and as of the parent.
+Rows are sorted by key, time and number when they are first searched: many are only ever read by
+time, or not at all.
 
 Always true here:
-- the place of a row, key number * span + tick, grows along the run; ticks are in the order of time;
+- rows of a run are in the order of their numbers;
+- the place of a row, key number * span + tick, grows along `order`; ticks are in the order of time;
 - flags that the epoch changed are listed in `_log`; all others are as of the parent.
 """
 
@@ -18,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cairn.backends.columnar.name_parts import Ints
+from cairn.backends.columnar.pages import Pages, join_pages
 
 Bools = npt.NDArray[np.bool_]
 Change = Literal["remove", "match", "wait"]
@@ -37,8 +41,8 @@ class Rows(NamedTuple):
     """Together with key and pane it names a row."""
     waiting: Bools
     at: Ints
-    """The place of each row in `rows`. So rows are sorted, and dropped, without a copy."""
-    rows: pa.StructArray
+    """The place of each row in `pages`. So rows are sorted, and dropped, without a copy."""
+    pages: Pages
 
     def take(self, at: Ints) -> Rows:
         """Return these rows, in this order."""
@@ -48,52 +52,97 @@ class Rows(NamedTuple):
             self.numbers[at],
             self.waiting[at],
             self.at[at],
-            self.rows,
+            self.pages,
         )
 
     def read(self, at: Ints) -> pa.StructArray:
         """Return the content of these rows."""
-        return self.rows.take(pa.array(self.at[at]))
+        return self.pages.take(self.at[at])
 
     def compact(self) -> Rows:
         """Return the same without room for dropped rows, if that is much."""
-        if 4 * len(self.at) > 3 * len(self.rows):
-            return self
-        every = np.arange(len(self.at))
-        return self._replace(at=every, rows=self.read(every))
+        pages, at = self.pages.pack(self.at)
+        return self._replace(at=at, pages=pages)
 
 
 def concat_rows(parts: Sequence[Rows]) -> Rows:
     if len(parts) == 1:
         return parts[0]
-    starts = np.cumsum([0, *(len(part.rows) for part in parts[:-1])]).tolist()
+    starts = np.cumsum([0, *(len(part.pages) for part in parts[:-1])]).tolist()
     return Rows(
         np.concatenate([part.keys for part in parts]),
         np.concatenate([part.times for part in parts]),
         np.concatenate([part.numbers for part in parts]),
         np.concatenate([part.waiting for part in parts]),
         np.concatenate([part.at + start for part, start in zip(parts, starts, strict=True)]),
-        pa.concat_arrays([part.rows for part in parts]),
+        join_pages(part.pages for part in parts),
     )
 
 
+class Index(NamedTuple):
+    """The order of a run's rows by key, time and number."""
+
+    base: int
+    span: int
+    key_max: int
+    ticks: Ints | None
+    """All times, if they are too far apart for the number of keys: then they are numbered."""
+    at: Ints
+    """Places, in ascending order."""
+    order: Ints
+    """The row at each of them."""
+
+    def places(self, keys: Ints, times: Ints, side: str) -> Ints:
+        """Return where rows of these keys and times begin ("left") or end ("right")."""
+        if self.ticks is None:
+            past = self.base + self.span
+            ticks = np.clip(times, self.base - 1, past) - self.base
+            if side == "right":
+                ticks += 1
+            ticks = np.clip(ticks, 0, self.span)
+        else:
+            ticks = np.searchsorted(self.ticks, times, side)  # type: ignore[call-overload]
+        # Keys that came later are after all others.
+        return np.minimum(keys, self.key_max + 1) * self.span + ticks
+
+
+def make_index(keys: Ints, times: Ints) -> Index:
+    """Return the index of rows that are in the order of their numbers."""
+    base, last, key_max = int(times.min()), int(times.max()), int(keys.max())
+    ticks: Ints | None = None
+    span = last - base + 1
+    if max(-base, last) >= _PLACES_MAX or (key_max + 2) * span >= _PLACES_MAX:
+        ticks = np.unique(times)
+        span = len(ticks)
+    none = np.empty(0, np.int64)
+    places = Index(base, span, key_max, ticks, none, none).places(keys, times, "left")
+    at, order = sort_stably(places, (key_max + 2) * span)
+    return Index(base, span, key_max, ticks, at, order)
+
+
+def sort_stably(values: Ints, bound: int) -> tuple[Ints, Ints]:
+    """Return values from 0 to `bound` in ascending order, and the index that each one had."""
+    bits = len(values).bit_length()
+    if bound.bit_length() + bits < 63:
+        # Plain numbers are sorted several times faster than their indices.
+        packed = np.sort(values << bits | np.arange(len(values)))
+        return packed >> bits, packed & ((1 << bits) - 1)
+    order = np.argsort(values, kind="stable")
+    return values[order], order
+
+
 class Run:
-    """Sorted rows. `is_committed`: the parent epoch has them."""
+    """Rows that are searched together. `is_committed`: the parent epoch has them."""
 
     def __init__(self, rows: Rows, *, is_committed: bool) -> None:
-        self._set_scale(rows)
-        places = self._places(rows.keys, rows.times, "left")
-        order = np.argsort(places)
-        ordered = places[order]
-        if (ordered[1:] == ordered[:-1]).any():
-            order = np.lexsort((rows.numbers, places))
-        rows, places = rows.take(order), places[order]
+        if (rows.numbers[1:] < rows.numbers[:-1]).any():
+            rows = rows.take(np.argsort(rows.numbers, kind="stable"))
         self.all = rows
         self.is_fresh = not is_committed
-        self._at = places
-        self.live = np.ones(len(order), np.bool_)
+        self._index: Index | None = None
+        self.live = np.ones(len(rows.at), np.bool_)
         self.waiting = rows.waiting.copy()
-        self.committed = np.full(len(order), is_committed)
+        self.committed = np.full(len(rows.at), is_committed)
         self.waited = rows.waiting.copy()
         self.first: int | None = int(rows.times.min())
         """The earliest time of a live row."""
@@ -101,42 +150,28 @@ class Run:
         self._log: list[tuple[Ints, Change]] = []
 
     def __len__(self) -> int:
-        return len(self._at)
+        return len(self.all.at)
 
-    def _set_scale(self, rows: Rows) -> None:
-        self._base, last = int(rows.times.min()), int(rows.times.max())
-        self._key_max = int(rows.keys.max())
-        self._ticks: Ints | None = None
-        self._span = last - self._base + 1
-        is_far = max(-self._base, last) >= _PLACES_MAX
-        if is_far or (self._key_max + 2) * self._span >= _PLACES_MAX:
-            # Times too far apart for the number of keys: they are numbered.
-            self._ticks = np.unique(rows.times)
-            self._span = len(self._ticks)
-
-    def _places(self, keys: Ints, times: Ints, side: str) -> Ints:
-        """Return where rows of these keys and times begin ("left") or end ("right")."""
-        if self._ticks is None:
-            past = self._base + self._span
-            ticks = np.clip(times, self._base - 1, past) - self._base
-            if side == "right":
-                ticks += 1
-            ticks = np.clip(ticks, 0, self._span)
-        else:
-            ticks = np.searchsorted(self._ticks, times, side)  # type: ignore[call-overload]
-        # Keys that came later are after all others.
-        return np.minimum(keys, self._key_max + 1) * self._span + ticks
+    @property
+    def index(self) -> Index:
+        index = self._index
+        if index is None:
+            # Lookups on other threads may make the same one.
+            index = self._index = make_index(self.all.keys, self.all.times)
+        return index
 
     def bounds(self, keys: Ints, low: Ints, high: Ints) -> tuple[Ints, Ints]:
-        """Return the first row, and the one after the last, of each key from `low` to `high`."""
-        starts = np.searchsorted(self._at, self._places(keys, low, "left"))
-        stops = np.searchsorted(self._at, self._places(keys, high, "right"))
+        """Return where the rows of each key from `low` to `high` begin and end in the order."""
+        index = self.index
+        starts = np.searchsorted(index.at, index.places(keys, low, "left"))
+        stops = np.searchsorted(index.at, index.places(keys, high, "right"))
         return starts, np.maximum(starts, stops)
 
     def key_bounds(self, keys: Ints) -> tuple[Ints, Ints]:
         """Return the same for all times."""
-        first = np.minimum(keys, self._key_max + 1) * self._span
-        return np.searchsorted(self._at, first), np.searchsorted(self._at, first + self._span)
+        index = self.index
+        first = np.minimum(keys, index.key_max + 1) * index.span
+        return np.searchsorted(index.at, first), np.searchsorted(index.at, first + index.span)
 
     def before(self, time: int) -> Ints:
         """Return the live rows of before a time."""
@@ -274,6 +309,14 @@ class Found:
         whole = picked[0] if len(picked) == 1 else pa.concat_arrays(picked)
         return whole if self._order is None else whole.take(pa.array(self._order))
 
+    def field(self, name: str, type: pa.DataType) -> pa.Array:
+        """Return one field of the rows."""
+        if not self._parts:
+            return pa.array([], type)
+        picked = [run.all.pages.take_field(name, run.all.at[rows]) for run, rows, _ in self._parts]
+        whole = picked[0] if len(picked) == 1 else pa.concat_arrays(picked)
+        return whole if self._order is None else whole.take(pa.array(self._order))
+
     def pick(self, at: Ints) -> Found:
         """Return some of the rows, in the order of `at`: the question is the index in it."""
         index = at if self._order is None else self._order[at]
@@ -318,7 +361,8 @@ def search(runs: Sequence[Run], keys: Ints, low: Ints, high: Ints) -> Iterator[F
     for begin, end in pieces(counts):
         parts = []
         for run, starts, lengths in bounds:
-            at, rows = expand(starts[begin:end], lengths[begin:end])
+            at, places = expand(starts[begin:end], lengths[begin:end])
+            rows = run.index.order[places]
             is_live = run.live[rows]
             if not is_live.all():
                 at, rows = at[is_live], rows[is_live]
@@ -341,9 +385,8 @@ def newest(runs: Sequence[Run], keys: Ints, times: Ints) -> Found:
     for index, run in enumerate(runs):
         least = np.full(len(asked), np.iinfo(np.int64).min)
         starts, stops = run.bounds(keys[asked], least, times[asked])
-        rows = stops - 1
-        has = rows >= starts
-        at, rows = asked[has], rows[has]
+        has = stops > starts
+        at, rows = asked[has], run.index.order[stops[has] - 1]
         has = run.live[rows]
         at, rows = at[has], rows[has]
         time, number = run.all.times[rows], run.all.numbers[rows]

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from cairn.backends.columnar.name_order import name_order
 from cairn.backends.columnar.name_parts import Ints
+from cairn.backends.columnar.pages import Pages
 from cairn.backends.columnar.row_table import RowTable
 from cairn.backends.columnar.runs import Bools, Found, Rows, Run, newest, search
 from cairn.backends.pane_table import Owner, PaneTable, Place
@@ -197,7 +198,7 @@ class PaneRowsHandle(RowsHandle):
             np.array([number for _, number in names], np.int64),
             self._declaration.read_waiting(column),
             np.arange(len(values)),
-            column.field("row"),
+            Pages([column.field("row")]),
         )
         return [_Loaded(rows, known)]
 

@@ -13,6 +13,8 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from cairn.errors import PlanError
 
 FUNCTIONS = {
@@ -37,6 +39,7 @@ FUNCTIONS = {
 COUNT_DISTINCT = "count_distinct"
 """The function of `count(DISTINCT x)`."""
 _CALL = re.compile(r"\s*([A-Za-z_]\w*)\s*\(", re.ASCII)
+_COLUMN = re.compile(r"`([^`]+)`|([A-Za-z_]\w*)", re.ASCII)
 _KNOWN = ", ".join(FUNCTIONS)
 
 
@@ -78,6 +81,16 @@ class Call:
         """SQL of `by`, null in rows that do not count."""
         assert self.by is not None
         return _only_where(self.by, self.where)
+
+
+def find_column(schema: pa.Schema, sql: str | None) -> str | None:
+    """Return the column that an expression is; None if it is another expression."""
+    match = None if sql is None else _COLUMN.fullmatch(sql.strip())
+    if match is None:
+        return None
+    name = match[1] or match[2]
+    is_literal = match[1] is None and name.lower() in ("null", "true", "false")
+    return name if not is_literal and schema.names.count(name) == 1 else None
 
 
 def _only_where(sql: str, where: str | None) -> str:

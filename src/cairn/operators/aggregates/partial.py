@@ -18,10 +18,11 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from cairn.functions import PartialProcess
 from cairn.operators.aggregates.accumulate import Aggregate
 from cairn.operators.aggregates.edges import Edge, ValueBy
 from cairn.operators.aggregates.objects import Sketch
-from cairn.operators.aggregates.parse import Call
+from cairn.operators.aggregates.parse import Call, find_column
 from cairn.operators.aggregates.parts import Count, Moments, Part
 from cairn.operators.aggregates.sets import SetPart
 from cairn.operators.aggregates.signed import FloatSum
@@ -42,6 +43,9 @@ class Layout:
     count: str
     """Number of rows that a partial stands for."""
     parts: tuple[str, ...]
+    """The columns of all parts, in order. Several parts may read one."""
+    conditions: tuple[str | None, ...]
+    """For each of `parts`, the column that is true in rows that count; None: all rows do."""
     is_keyless: bool = False
     """The key is a constant: results are about all rows."""
     weight: str | None = None
@@ -60,6 +64,8 @@ class Partials:
     rows: tuple[str, ...]
     grouping: tuple[str, ...] | None
     grouped: tuple[str, ...]
+    ahead: PartialProcess | None = None
+    """Makes the partials of rows that are in a slot; None if only Spark can."""
 
 
 def make_partials(
@@ -92,7 +98,7 @@ def make_partials(
         time = columns.add_grouping(columns.field("time", _TIMESTAMP), time, pane or time)
     # The grouped plan groups by them as well: a set of any size does not fit one row.
     kept = [
-        columns.add_values(aggregate.call, part)
+        columns.add_values(schema, aggregate.call, part)
         for aggregate in aggregates
         for part in aggregate.parts
         if isinstance(part, SetPart)
@@ -103,13 +109,14 @@ def make_partials(
         row = columns.add(columns.field("row", pa.struct(list(schema))), f"struct({inner})")
     count = columns.add(columns.field("count", pa.int64()), "1L", "count(1)")
     values = iter(kept)
-    parts: list[str] = []
+    parts: list[tuple[str, str | None]] = []
     for aggregate in aggregates:
         for part in aggregate.parts:
             if isinstance(part, SetPart):
                 parts.append(next(values))
             else:
                 parts += columns.add_part(aggregate.call, part, order, count)
+    part_names = tuple(name for name, _ in parts)
     may_group = (
         may_group
         and not carries_rows
@@ -121,9 +128,10 @@ def make_partials(
             time,
             row,
             count,
-            tuple(parts),
+            part_names,
+            tuple(condition for _, condition in parts),
             is_keyless=not keys,
-            weight=None if change is None else parts[0],
+            weight=None if change is None else part_names[0],
         ),
         pa.schema(columns.fields),
         tuple(columns.rows),
@@ -143,6 +151,9 @@ class _PartialColumns:
         self.grouping: list[str] = []
         self.grouped: list[str] = []
         self._part_count = 0
+        self._values: dict[str, str] = {}
+        """The columns of kept values, by their SQL."""
+        self._conditions: dict[str, str] = {}
 
     def field(self, name: str, type_: pa.DataType) -> pa.Field:
         return pa.field(self._mark + name, type_)
@@ -161,27 +172,50 @@ class _PartialColumns:
         self.grouping.append(_as(by_group, field.name))
         return self.add(field, by_row)
 
-    def add_values(self, call: Call, part: SetPart) -> str:
-        """Add the column of the values that a part keeps."""
-        (type_,) = part.partial_types
-        value = _cast(f"({call.value})", type_)
-        field = self.field(f"v{len(self.grouping)}", type_)
-        return self.add_grouping(field, value, value)
+    def add_values(self, schema: pa.Schema, call: Call, part: SetPart) -> tuple[str, str | None]:
+        """Add the column of the values that a part keeps, and of the condition for them.
 
-    def add_part(self, call: Call, part: Part, order: str | None, count: str) -> list[str]:
+        Parts share columns. Only a plain column is read in rows that do not count: an expression
+        might fail there.
+        """
+        (type_,) = part.partial_types
+        value, condition = call.value, None
+        if call.where is not None and find_column(schema, call.argument) is not None:
+            assert call.argument is not None, "only columns are found"
+            value, condition = call.argument, self._add_condition(call.where)
+        sql = _cast(f"({value})", type_)
+        if sql not in self._values:
+            field = self.field(f"v{len(self.grouping)}", type_)
+            self._values[sql] = self.add_grouping(field, sql, sql)
+        return self._values[sql], condition
+
+    def _add_condition(self, where: str) -> str:
+        if where not in self._conditions:
+            field = self.field(f"w{len(self.grouping)}", pa.bool_())
+            sql = f"coalesce({where}, false)"
+            self._conditions[where] = self.add_grouping(field, sql, sql)
+        return self._conditions[where]
+
+    def add_part(
+        self, call: Call, part: Part, order: str | None, count: str
+    ) -> list[tuple[str, str | None]]:
+        """Add the columns of a part; return each with the condition for it."""
+        counts_rows = isinstance(part, Count) and call.argument is None
         if self._weight is not None:
             by_rows = _sql_with_sign(call, part, self._weight)
             sql = by_rows, [f"sum({each})" for each in by_rows]
-        elif isinstance(part, Count) and call.argument is None and call.where is None:
+        elif counts_rows and (call.where is None or call.where in self._conditions):
+            # A condition is the same in all rows of a group.
             self._part_count += 1
-            return [count]
+            return [(count, None if call.where is None else self._conditions[call.where])]
         else:
             sql = _part_sql(call, part, order)
-        names = []
+        names: list[tuple[str, str | None]] = []
         for type_, by_row, by_group in zip(part.partial_types, *sql, strict=True):
             field = self.field(f"p{self._part_count}", type_)
             self._part_count += 1
-            names.append(self.add(field, _cast(by_row, type_), _cast(by_group, type_)))
+            name = self.add(field, _cast(by_row, type_), _cast(by_group, type_))
+            names.append((name, None))
         return names
 
 

@@ -56,7 +56,10 @@ class Aggregation(Hooks, PartialProcess):
         """`schema` is that of the results, without the column of changes."""
         self.accumulators = accumulators
         self.sets = ValueSets(
-            accumulators.named_parts, layout.parts, weight=layout.weight, in_windows=in_windows
+            accumulators.named_parts,
+            list(zip(layout.parts, layout.conditions, strict=True)),
+            weight=layout.weight,
+            in_windows=in_windows,
         )
         self.layout = layout
         self.schema = schema.append(CHANGE_FIELD) if changes else schema
@@ -74,7 +77,14 @@ class Aggregation(Hooks, PartialProcess):
         self.sets.bind(self)
 
     def read(self, batch: pa.RecordBatch) -> list[Columns]:
-        return self.accumulators.read([batch[name] for name in self.layout.parts])
+        layout = self.layout
+        arrays = []
+        for name, condition in zip(layout.parts, layout.conditions, strict=True):
+            array = batch[name]
+            if condition is not None and name == layout.count:
+                array = pc.if_else(batch[condition], array, 0)
+            arrays.append(array)
+        return self.accumulators.read(arrays)
 
     def row_count(self, rows: pa.StructArray) -> int:
         return int(pc.sum(rows.field(self.layout.count)).as_py() or 0)

@@ -22,13 +22,25 @@ import pyarrow as pa
 from cairn.operators.aggregates.edges import choose_rows
 from cairn.operators.aggregates.grouping import first_rows, number_pairs, number_values
 from cairn.operators.aggregates.ordering import rank_values
-from cairn.operators.aggregates.parts import Bools, Columns, Count, Ints, Part, join_rows, plain
+from cairn.operators.aggregates.parts import (
+    Bools,
+    Columns,
+    Count,
+    Ints,
+    Part,
+    join_rows,
+    plain,
+    validity,
+)
 from cairn.state import Declaration, Map
 
 if TYPE_CHECKING:
     from cairn.backends.handles.batch import ColumnMapHandle, RowMapHandle
 
     MapHandle = ColumnMapHandle | RowMapHandle
+
+GROUPS_SHARE_MAX = 0.75
+"""Groups of rows are counted up to this share of the rows: more of them are not worth grouping."""
 
 
 class Bag(NamedTuple):
@@ -130,13 +142,14 @@ class ValueSets:
     def __init__(
         self,
         parts: Sequence[tuple[str, Part]],
-        columns: Sequence[str],
+        columns: Sequence[tuple[str, str | None]],
         *,
         weight: str | None,
         in_windows: bool,
     ) -> None:
         """`parts` with the names of their aggregates, `columns` those of the partial stream.
 
+        With each column comes that of the condition for it, None if all rows count.
         `weight` is the column with the number of rows that a partial adds; None: rows are
         never taken back.
         """
@@ -144,12 +157,15 @@ class ValueSets:
         rest = iter(columns)
         self._weight = weight
         self._in_windows = in_windows
-        self._sets: list[tuple[int, SetPart, str, str]] = []
-        """Place of the part, the part, its column, and its state."""
+        self._sets: list[tuple[int, SetPart, str]] = []
+        """Place of the part, the part, and its state."""
+        self._columns: list[tuple[str, str | None]] = []
+        """For each of them, its column and the condition for it."""
         for index, (name, part) in enumerate(parts):
             column, *_ = [next(rest) for _ in part.names]
             if isinstance(part, SetPart):
-                self._sets.append((index, part, column, f"{name}__{suffix}"))
+                self._sets.append((index, part, f"{name}__{suffix}"))
+                self._columns.append(column)
         self._handles: dict[str, MapHandle] = {}
 
     def __bool__(self) -> bool:
@@ -157,7 +173,7 @@ class ValueSets:
 
     def declare_state(self) -> dict[str, Declaration]:
         states: dict[str, Declaration] = {}
-        for _, part, _, name in self._sets:
+        for _, part, name in self._sets:
             entry = part.type
             if self._in_windows:
                 entry = pa.struct([pa.field("start", pa.int64()), pa.field("value", part.type)])
@@ -172,29 +188,36 @@ class ValueSets:
     def collect(self, batch: pa.RecordBatch, at: Ints, count: int) -> tuple[list[Bag], int]:
         """Return the values of partials, row i for key at[i].
 
-        And the number of distinct (key, value, value, ...): those that Spark would group to.
+        And the number of distinct (key, value, value, ...): those that Spark would group to, or
+        fewer, if grouping leaves most of the rows anyway.
         """
-        weights = np.ones(len(at), np.int64)
-        if self._weight is not None:
-            weights = plain(batch[self._weight])
+        weights = None if self._weight is None else plain(batch[self._weight])
         bags = []
-        numbers, group_count = at, count
-        for _, _, column, _ in self._sets:
-            values = batch[column]
-            found = number_values(values)
-            pairs, pair_count = number_pairs(at, count, *found)
-            bags.append(_make_bag(at, values, weights, pairs, pair_count))
-            if numbers is at:
-                numbers, group_count = pairs, pair_count
-            else:
-                numbers, group_count = number_pairs(numbers, group_count, *found)
-        return bags, group_count
+        pairs: dict[str, tuple[Ints, int]] = {}
+        groups = at, count
+        for column, condition in self._columns:
+            if column not in pairs:
+                found = number_values(batch[column])
+                pairs[column] = number_pairs(at, count, *found)
+                if groups[0] is at:
+                    groups = pairs[column]
+                elif groups[1] < GROUPS_SHARE_MAX * len(at):
+                    groups = number_pairs(*groups, *found)
+            rows = None
+            if condition is not None:
+                rows = np.flatnonzero(batch[condition].to_numpy(zero_copy_only=False))
+            bags.append(_make_bag(at, batch[column], weights, *pairs[column], rows))
+        for name in {condition for _, condition in self._columns if condition is not None}:
+            if groups[1] < GROUPS_SHARE_MAX * len(at):
+                is_in = plain(batch[name]).astype(np.int64)
+                groups = number_pairs(*groups, is_in, 2)
+        return bags, groups[1]
 
     def add(
         self, bags: Sequence[Bag], keys: pa.Array, starts: Ints | None, held: list[Columns]
     ) -> None:
         """Add bags of numbered keys (of windows that start then) to state and accumulators."""
-        for (index, part, _, name), bag in zip(self._sets, bags, strict=True):
+        for (index, part, name), bag in zip(self._sets, bags, strict=True):
             if len(bag.at):
                 change = self._write(self._handles[name], bag, keys, starts)
                 part.update(held[index], change, _Finder(self, name, keys, starts).find)
@@ -244,7 +267,7 @@ class ValueSets:
     def remove(self, keys: pa.Array, starts: Ints) -> list[Bag]:
         """Remove the values of windows, and return them by the window's row."""
         bags = []
-        for _, part, _, name in self._sets:
+        for _, part, name in self._sets:
             if not len(starts):
                 none = np.zeros(0, np.int64)
                 bags.append(Bag(none, pa.nulls(0, part.type), none))
@@ -256,7 +279,7 @@ class ValueSets:
 
     def forget(self, held: list[Columns], rows: Ints) -> None:
         """Clear accumulators whose values come again, as those of a bag."""
-        for index, part, _, _ in self._sets:
+        for index, part, _ in self._sets:
             kept = np.ones(len(held[index][0]), np.bool_)
             kept[rows] = False
             zero = part.concat(held[index], part.zeros(1))
@@ -285,7 +308,7 @@ def renumber(bags: Sequence[Bag], rows: Sequence[Ints] | None, at: Sequence[Ints
         # Some numbers may have no values: they are numbered again, without gaps.
         dense = number_values(pa.array(at[place]))
         pairs, pair_count = number_pairs(*dense, *number_values(values))
-        found.append(_make_bag(at[place], values, counts, pairs, pair_count))
+        found.append(_make_bag(at[place], values, counts, pairs, pair_count, None))
     return found
 
 
@@ -318,16 +341,34 @@ def join_bags(first: Sequence[Bag], second: Sequence[Bag]) -> list[Bag]:
     ]
 
 
-def _make_bag(at: Ints, values: pa.Array, counts: Ints, pairs: Ints, pair_count: int) -> Bag:
-    if pair_count < len(at):
-        first = first_rows(pairs, pair_count)
-        total = np.zeros(pair_count, np.int64)
-        np.add.at(total, pairs, counts)
-        at, values, counts = at[first], values.take(pa.array(first)), total
+def _make_bag(
+    at: Ints,
+    values: pa.Array,
+    counts: Ints | None,
+    pairs: Ints,
+    pair_count: int,
+    rows: Ints | None,
+) -> Bag:
+    """Return the values of some rows (None: of all); `pairs` numbers key and value of each row.
+
+    `counts` are the rows that each stands for; None: they do not matter.
+    """
+    first = np.full(pair_count, -1, np.int64)
+    if rows is None:
+        first[pairs[::-1]] = np.arange(len(pairs) - 1, -1, -1)
+    else:
+        first[pairs[rows[::-1]]] = rows[::-1]
+    is_in = first >= 0
     if values.null_count:
-        some = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
-        at, values, counts = at[some], values.take(pa.array(some)), counts[some]
-    return Bag(at, values, counts)
+        is_in &= validity(values)[first]
+    first = first[is_in]
+    total = np.ones(len(first), np.int64)
+    if counts is not None:
+        taken = pairs if rows is None else pairs[rows]
+        sums = np.zeros(pair_count, np.int64)
+        np.add.at(sums, taken, counts if rows is None else counts[rows])
+        total = sums[is_in]
+    return Bag(at[first], values.take(pa.array(first)), total)
 
 
 def _window_entries(starts: Ints, values: pa.Array) -> pa.Array:

@@ -86,10 +86,35 @@ def test_distinct_values_are_left_to_the_slot() -> None:
 def test_values_that_are_counted_once_are_grouped_by() -> None:
     partials = made("count(DISTINCT v) FILTER (WHERE at > 1)", pa.int64(), time="at", pane="at - 1")
     assert partials.grouping is not None
-    value = "cast((CASE WHEN (at > 1) THEN v END) AS bigint) AS `__v2`"
-    assert partials.grouping[-1] == partials.rows[2] == value
-    assert partials.layout.parts[1] == "__v2"
+    condition, value = "coalesce((at > 1), false) AS `__w2`", "cast((v) AS bigint) AS `__v3`"
+    assert partials.grouping[-2:] == partials.rows[2:4] == (condition, value)
+    assert partials.layout.parts == ("__count", "__v3")
+    assert partials.layout.conditions == (None, "__w2")
     assert names(partials.rows) == names(partials.grouping + partials.grouped)
+
+
+def test_expression_of_distinct_values_is_not_evaluated_in_rows_that_do_not_count() -> None:
+    partials = made("count(DISTINCT 1 / at) FILTER (WHERE at != 0)", pa.float64())
+    value = "cast((CASE WHEN (at != 0) THEN 1 / at END) AS double) AS `__v1`"
+    assert partials.rows[1] == value
+    assert partials.layout.conditions == (None, None)
+
+
+def test_distinct_counts_with_filters_share_their_columns() -> None:
+    where = "FILTER (WHERE at > 1)"
+    asked = {
+        "n": f"count(*) {where}",
+        "a": "count(DISTINCT at)",
+        "b": f"count(DISTINCT at) {where}",
+        "c": f"count(DISTINCT _k) {where}",
+    }
+    aggregates = [
+        make_aggregate(c, pa.int64(), pa.int64(), is_timed=False) for c in parse_calls(asked, [])
+    ]
+    partials = make_partials(SCHEMA, ["_k"], aggregates, order="at")
+    assert partials.schema.names == ["_k", "__v1", "__w2", "__v3", "__count"]
+    assert partials.layout.parts == ("__count", "__v1", "__v1", "__v3")
+    assert partials.layout.conditions == ("__w2", None, "__w2", "__w2")
 
 
 def test_a_filtered_count_does_not_count_all_rows() -> None:
