@@ -97,7 +97,7 @@ def explain_graph(graph: Graph) -> JobGraph:
                 level=level.index,
                 chains=_chains(graph, [*level.operators, *level.sinks]),
                 feedback=[back.uid for back in graph.returns if _level_back(graph, back) == level],
-                shuffles=sorted(e.index for e in level.edges if _shuffled(graph, e) == "always"),
+                shuffles=sorted(e.index for e in level.edges if _name_shuffle(graph, e) == "always"),
                 passing=[edge.index for edge in level.passing],
             )
             for level in graph.levels
@@ -287,13 +287,13 @@ def _edge(
         input=input,
         way=way,
         shuffle=None if edge is None else edge.index,
-        shuffled="never" if edge is None else _shuffled(graph, edge),
+        shuffled="never" if edge is None else _name_shuffle(graph, edge),
         by=[] if edge is None else list(edge.keys),
         in_order_of=edge.event_time if edge is not None and edge.wants_order else None,
     )
 
 
-def _shuffled(graph: Graph, edge: Edge) -> str:
+def _name_shuffle(graph: Graph, edge: Edge) -> str:
     """Return the cases in which Spark shuffles the rows of an edge."""
     level = graph.levels[edge.level]
     if edge in level.counted:
