@@ -201,6 +201,13 @@ class Planner:
             # partition that it takes for too large among tasks without a pin.
             rows = self._cut(rows)
         rows = self._place(rows, feed) if feed.is_straight else self._shuffle(rows, feed)
+        past = None
+        if feed.passing:
+            # Both parts read the files of the one shuffle.
+            rows = self._cut(rows)
+            others, mine = self._columns_of([feed.is_passing, feed.is_taken])
+            past = self._project(rows.where(others), feed.pass_on(outgoing(self.graph, level)))
+            rows = rows.where(mine)
         if self.pin is not None:
             # From the rows' side, so that the epoch's session and its settings plan the join; the
             # hash table is built on the hinted side, which has one row.
@@ -212,8 +219,8 @@ class Planner:
         if rows.columns != feed.sent:
             rows = self._project(rows, [quote(name) for name in feed.sent])
         function = self._functions[level.index]
-        jdf = rows._jdf.mapInArrow(function._jc, False, None)
-        return DataFrame(jdf, rows.sparkSession)
+        made = DataFrame(rows._jdf.mapInArrow(function._jc, False, None), rows.sparkSession)
+        return made if past is None else made.union(past)
 
     def _shuffle(self, rows: DataFrame, feed: Feed) -> DataFrame:
         return rows.repartitionById(self.parallelism, *self._columns_of([feed.subtask]))
