@@ -97,7 +97,9 @@ def explain_graph(graph: Graph) -> JobGraph:
                 level=level.index,
                 chains=_chains(graph, [*level.operators, *level.sinks]),
                 feedback=[back.uid for back in graph.returns if _level_back(graph, back) == level],
-                shuffles=sorted(e.index for e in level.edges if _name_shuffle(graph, e) == "always"),
+                shuffles=sorted(
+                    e.index for e in level.edges if _name_shuffle(graph, e) == "always"
+                ),
                 passing=[edge.index for edge in level.passing],
             )
             for level in graph.levels
