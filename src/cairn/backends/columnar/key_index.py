@@ -35,6 +35,13 @@ class NameIndex:
     def __len__(self) -> int:
         return self._index.count
 
+    @property
+    def nbytes(self) -> int:
+        """Approximate bytes of all names and their places."""
+        # A name has two to four slots.
+        name_bytes = 8 * len(self._index.columns) + 3 * 8
+        return len(self) * name_bytes + sum(part.nbytes for part in self._parts)
+
     def find(self, arrays: Sequence[pa.Array], likely: Ints | None = None) -> Ints:
         """Return the position of each name, -1 if it has none; `likely` may save the search."""
         names = self._names(arrays, add=False)

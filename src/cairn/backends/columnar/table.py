@@ -460,8 +460,8 @@ class ColumnTable(Table):
 
     def _load(
         self, names: Sequence[pa.Array], values: Arrays, groups: Array, is_live: Bools
-    ) -> None:
-        """Write committed rows over the present ones."""
+    ) -> Ints:
+        """Write committed rows over the present ones, and return their positions."""
         positions, _ = self._index.place(names)
         self._reserve(len(self._index))
         self._groups[positions] = groups
@@ -469,6 +469,7 @@ class ColumnTable(Table):
         self._live[positions] = is_live
         self._committed[positions] = is_live
         self._asked = None
+        return positions
 
     # Stored rows
 
@@ -495,7 +496,10 @@ class ColumnTable(Table):
         }
         return pa.RecordBatch.from_pydict(columns)
 
-    def freeze(self) -> Iterator[pa.RecordBatch]:
+    def freeze(self) -> Iterator[pa.RecordBatch] | None:
+        return self._freeze()
+
+    def _freeze(self) -> Iterator[pa.RecordBatch]:
         """Return the present committed rows; later epochs do not change them."""
         count = len(self._index)
         held = np.flatnonzero(self._committed[:count])
@@ -521,7 +525,7 @@ class ColumnTable(Table):
             )
 
     def dump(self) -> Iterator[pa.RecordBatch]:
-        return self.freeze()
+        return self._freeze()
 
     def apply(self, batch: pa.RecordBatch) -> None:
         is_live = batch["live"].to_numpy(zero_copy_only=False)

@@ -37,11 +37,11 @@ from cairn.types.durations import MAX_MS
 from cairn.windows import Count, Global, Session, Sliding, complete_ms
 
 if TYPE_CHECKING:
-    from cairn.backends.handles.batch import ColumnMapHandle, RowMapHandle
+    from cairn.backends.handles.batch import ColumnMapHandle
 
 
 class WindowAggregate(Aggregation):
-    windows: ColumnMapHandle | RowMapHandle
+    windows: ColumnMapHandle
 
     def __init__(
         self,
