@@ -349,6 +349,8 @@ class WindowModel:
         """Windows that got rows are emitted at the end of the epoch, complete or not."""
         self.held: dict[tuple[Any, int, int], list[Any]] = {}
         """(key, start, end) -> [rows, whether there is something to emit]."""
+        self.before: list[tuple[Any, int, int]] = []
+        """Those of the epoch before: a late row may join them, and no others."""
         self.watermark_ms: int | None = None
         self.late = 0
         self.past_ms = 1 if isinstance(spec, Session) else 0
@@ -360,11 +362,10 @@ class WindowModel:
             if self.watermark_ms is None
             else self.watermark_ms - self.lateness_ms - self.past_ms
         )
-        before = list(self.held)
         for row in rows:
             key, at = row[:2]
             if isinstance(self.spec, Session):
-                self._take_session(row, gone, before)
+                self._take_session(row, gone)
                 continue
             bounds = [(s // 1000, e // 1000) for s, e in self.spec.assign(at * 1000)]
             open_ = [(s, e) for s, e in bounds if gone is None or e > gone]
@@ -374,12 +375,13 @@ class WindowModel:
                 held[0].append(row)
                 held[1] = True
 
-    def _take_session(self, row: Any, gone: int | None, before: list[tuple[Any, int, int]]) -> None:
+    def _take_session(self, row: Any, gone: int | None) -> None:
         assert isinstance(self.spec, Session)
         key, start = row[:2]
         end = start + self.spec.gap_ms
         if gone is not None and end <= gone:
-            if not any(k == key and e > gone and s <= end and start <= e for k, s, e in before):
+            known = self.before
+            if not any(k == key and e > gone and s <= end and start <= e for k, s, e in known):
                 self.late += 1
                 return
         rows = [row]
@@ -400,6 +402,7 @@ class WindowModel:
             if reached_ms is not None and end + self.past_ms + self.lateness_ms <= reached_ms:
                 del self.held[key, start, end]
         self.watermark_ms = max(watermark_ms, self.watermark_ms or watermark_ms)
+        self.before = list(self.held)
         return sorted(found, key=sort_key)
 
     def drain(self) -> list[tuple[Any, ...]]:

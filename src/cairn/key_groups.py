@@ -80,6 +80,14 @@ def key_groups(keys: pa.Array, type: pa.DataType, group_count: int) -> npt.NDArr
     return groups
 
 
+def hash_names(columns: Sequence[pa.Array], types: Sequence[pa.DataType]) -> npt.NDArray[np.uint64]:
+    """Return a hash of each row of these columns."""
+    hashes = np.full(len(columns[0]), _SEED, np.uint64)
+    for column, type in zip(columns, types, strict=True):
+        hashes = _hash_column(column, type, hashes)
+    return hashes
+
+
 def subtask_of(group: int, parallelism: int, group_count: int) -> int:
     """The subtask that owns a key group."""
     return group * parallelism // group_count

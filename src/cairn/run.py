@@ -248,7 +248,7 @@ class Run:
         """Return where each subtask of the newest epoch ran, and the log file of its slot.
 
         Functions print into that file, on the host of the executor. Empty before the first epoch
-        of this run.
+        of this run, and in a job without operators whose sinks drop all rows.
         """
         return self._engine.driver.slots
 

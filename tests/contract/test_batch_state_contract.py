@@ -29,7 +29,7 @@ def made(backend: Backend, declaration: state.Declaration, key: Any = None) -> t
     declaration.name = "s"
     table = make_batch_table(declaration, key or pa.int64(), backend, GROUP_COUNT)
     table.assign(range(GROUP_COUNT))
-    return table, make_batch_handle(table, GROUP_COUNT)
+    return table, make_batch_handle(table)
 
 
 def longs(*values: Any) -> pa.Array:

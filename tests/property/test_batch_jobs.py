@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from cairn import BatchProcess, state
 from cairn.backends import BACKENDS
 from cairn.backends.columnar import table as columns
+from cairn.backends.rocksdb.backend import RocksBackend
 from cairn.driver.coordinator import compaction, epoch
 from cairn.driver.coordinator.epoch import Coordinator
 from cairn.plan.deploy import job_spec
@@ -163,6 +164,8 @@ def small_limits() -> Iterator[None]:
     """So that a few epochs are enough for merges, bases, stored deltas and new layouts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compaction, "FAN_IN", 2)
+        # Some of the states do not fit in memory after a few epochs.
+        patch.setattr(RocksBackend, "table_bytes_max", 300)
         patch.setattr(compaction, "BASE_BYTES_MIN", 6_000)
         patch.setattr(epoch, "INLINE_BYTES_MAX", 2_500)
         patch.setattr(manifest, "FULL_EVERY", 3)

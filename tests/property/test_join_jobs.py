@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from cairn import Job
 from cairn.backends import BACKENDS
 from cairn.backends.columnar import row_table, runs
+from cairn.backends.rocksdb import mapped_rows
+from cairn.backends.rocksdb.backend import RocksBackend
 from cairn.driver.coordinator import compaction, epoch
 from cairn.driver.coordinator.epoch import Coordinator
 from cairn.plan.deploy import job_spec
@@ -203,6 +205,9 @@ def small_limits() -> Iterator[None]:
     """So that a few epochs are enough for merges, bases, stored deltas and new layouts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compaction, "FAN_IN", 2)
+        # The content of rows does not fit in memory.
+        patch.setattr(RocksBackend, "table_bytes_max", 0)
+        patch.setattr(mapped_rows, "PAGE_BYTES_MIN", 1)
         patch.setattr(compaction, "BASE_BYTES_MIN", 6_000)
         patch.setattr(epoch, "INLINE_BYTES_MAX", 2_500)
         patch.setattr(manifest, "FULL_EVERY", 3)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from cairn.backends import BACKENDS
 from cairn.backends.columnar import table as columns
+from cairn.backends.rocksdb.backend import RocksBackend
 from cairn.driver.coordinator import compaction, epoch
 from cairn.functions import BatchProcess
 from cairn.operators import latest, top
@@ -142,6 +143,8 @@ def small_limits() -> Iterator[None]:
     """So that a few epochs are enough for merges, bases, new layouts and several parts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compaction, "FAN_IN", 2)
+        # Some of the states do not fit in memory after a few epochs.
+        patch.setattr(RocksBackend, "table_bytes_max", 300)
         patch.setattr(compaction, "BASE_BYTES_MIN", 6_000)
         patch.setattr(epoch, "INLINE_BYTES_MAX", 2_500)
         patch.setattr(manifest, "FULL_EVERY", 3)

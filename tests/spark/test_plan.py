@@ -110,6 +110,29 @@ def test_job_without_state_reaches_its_sinks_without_a_shuffle(
     assert [stages for _, stages in spark_jobs(spark, run)] == [1, 1]
 
 
+def test_job_whose_sinks_drop_all_rows_counts_them_once_and_starts_no_slots(
+    spark, make_input, tmp_path
+):
+    rows = make_input(ROWS).add((1, None, "a"), (2, None, "b")).add((3, None, "c"))
+    others = make_input(ROWS).add((4, None, "d"))
+    job = Job("dropped", max_parallelism=16)
+    job.source("others", others.stream(spark)).sink_to(sinks.Noop(), uid="bare")
+    source = job.source("rows", rows.stream(spark))
+    source.transform(lambda df: df.where("k % 2 = 1")).sink_to(sinks.Noop(), uid="odd")
+    source.transform(lambda df: df.where("k % 2 = 0")).sink_to(sinks.Noop(), uid="even")
+    source.sink_to(sinks.Noop(), uid="all")
+    run = finish(job, tmp_path / "checkpoint", parallelism=3, drain=True)
+    log = run._engine.coordinator.log
+    counted = [log.epoch(epoch.epoch).metrics.sink_rows for epoch in run.epochs()]
+    # The last one has drained the job, without a batch.
+    assert counted[::-1] == [
+        {"bare": 1, "all": 2, "odd": 1, "even": 1},
+        {"bare": 0, "all": 1, "odd": 1, "even": 0},
+        {},
+    ]
+    assert run.slots() == []
+
+
 def test_rows_of_several_sources_go_to_their_transforms_without_a_shuffle_of_all(
     spark, make_input, tmp_path
 ):

@@ -277,8 +277,10 @@ def test_names_of_the_user_do_not_meet_names_of_ours(spark, make_input, tmp_path
     echoed.transform(lambda df: df.where("l0 = 8")).key_by("ack").process(
         Echo(), schema=columns + ", source int, l0 int", uid="again"
     ).sink_to(out, uid="out")
-    finish(job, tmp_path / "checkpoint")
+    run = finish(job, tmp_path / "checkpoint")
     assert [tuple(row) for row in out.rows] == [(1, "a", 2, 3, 4, 5, b"6", 7, 8)]
+    # Two operators, and the sink that drops the other source's row.
+    assert [epoch.rows_in for epoch in run.epochs()] == [3]
 
 
 def test_sinks_that_write_the_same_rows_into_one_folder_lose_none(spark, make_input, tmp_path):

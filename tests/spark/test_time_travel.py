@@ -15,7 +15,7 @@ import pytest
 
 from cairn import CommitConflictError
 from cairn.cli import main
-from cairn.driver.coordinator import compaction
+from cairn.driver.coordinator import epoch
 from cairn.snapshots import diff_epochs
 from cairn.snapshots.branch import branch
 from cairn.snapshots.rollback import rollback
@@ -213,6 +213,14 @@ def near_full_manifest(checkpoint):
     return store
 
 
+def are_bases_written(store):
+    """Whether slots have written a base that no epoch has yet, or the newest epoch has all."""
+    kept = list(Log(store).lineage())
+    ranges = [part for operator in kept[0].operators.values() for part in operator.ranges]
+    unreported = {found.path for found in store.list("state/")} - object_paths(kept)
+    return unreported or all(part.files[0].kind == "base" for part in ranges if part.files)
+
+
 @pytest.mark.soak
 def test_a_branch_of_a_running_job_and_its_parent_do_not_notice_each_other(
     spark, ledger, tmp_path, monkeypatch
@@ -221,16 +229,19 @@ def test_a_branch_of_a_running_job_and_its_parent_do_not_notice_each_other(
     alone = Undisturbed(spark, tmp_path / "alone", [*ledger.files[:2], *other_way])
     store = near_full_manifest(tmp_path / "parent" / "checkpoint")
     branch_folder = tmp_path / "branch"
-    monkeypatch.setattr(compaction, "BASE_BYTES_MIN", 1)
+    # Bases are due in every epoch, and files of their own.
+    monkeypatch.setenv("CAIRN_BASE_RATIO", "0.1")
+    monkeypatch.setattr(epoch, "INLINE_BYTES_MAX", 0)
     with Live(spark, tmp_path / "parent", ledger.files, retained_epochs=1) as parent:
         start = parent.feed(2)
         info = branch(store, None, str(branch_folder / "checkpoint"))
         assert info.parent_epoch == start.number
         # The parent goes on until the epoch is retired, and has bases instead of its files.
-        parent.feed(4)
+        for _ in range(4):
+            assert eventually(lambda: are_bases_written(store))
+            parent.feed()
         assert Log(store).oldest_kept() > start.number
-        kept = epochs(parent.checkpoint)
-        held = object_paths([start]) - object_paths(kept)
+        held = object_paths([start]) - object_paths(epochs(parent.checkpoint))
         assert held, "the parent itself needs them no more"
         check_whole(branch_folder / "checkpoint")
         check_whole(parent.checkpoint)

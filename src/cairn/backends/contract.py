@@ -136,6 +136,8 @@ class Backend(ABC):
 
     takes_columns: ClassVar[bool] = False
     """Tables may hold their rows themselves, in arrays; bases include those."""
+    spills_columns: ClassVar[bool] = False
+    """Tables of batches are in arrays, as far as memory goes; the backend takes the other rows."""
 
     @abstractmethod
     def open_state(

@@ -4,8 +4,7 @@ A map in all files: from (pane, number) to (time, waiting, row). A pane is a str
 number is unique within the key and pane. `waiting` is -1 while a row has found no match. Other
 numbers were written by earlier versions, which listed such rows in a state of its own.
 
-Functions use it by the batch, through one of two handles (`handles/rows`): over runs in Arrow on
-the heap, or over the rows of any other backend.
+Functions use it by the batch (`handles/rows`), over runs in Arrow (`columnar/row_table`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Spark's side of the driver: the streaming query, and an epoch as one Spark action.
 
 Always true here:
-- an epoch is one action, whose result is the acknowledgements;
+- an epoch is one action, whose result is the acknowledgements; in a job that needs no slots the
+  driver acknowledges when the action has ended;
 - what fails in a subtask arrives here as the CairnError it was raised as;
 - with several executors, subtasks are pinned to them; after executors came or went, the pin table
   is laid out again when subtasks are crowded.
@@ -43,11 +44,13 @@ from cairn.plan.frames import (
     streaming_input,
 )
 from cairn.plan.graph import Graph, TransformNode
+from cairn.plan.measures import Observed
 from cairn.plan.parts import take_apart
 from cairn.plan.pruning import find_read
 from cairn.plan.sql import is_keyed
 from cairn.protocol.lookups import DoorSpec, this_host
 from cairn.protocol.messages import (
+    Ack,
     Begin,
     Report,
     Token,
@@ -133,7 +136,8 @@ class SparkDriver:
             )
             for level in spec.levels
         ]
-        pin = self._take_pin(parallelism) if self._is_cluster else None
+        is_pinned = self._is_cluster and self.graph.needs_slots
+        pin = self._take_pin(parallelism) if is_pinned else None
         planner = Planner(self.graph, parallelism, forwards, pin)
         if self._planner is None:
             planner.read = find_read(planner, self._new_session())
@@ -160,6 +164,8 @@ class SparkDriver:
 
         Meanwhile Spark starts the query, and the first epoch finds its workers and slots there.
         """
+        if not self.graph.needs_slots:
+            return
         places = self.planner.pin
         if places is None:
             places = plan_places(self.spark, self.parallelism)
@@ -197,6 +203,8 @@ class SparkDriver:
 
     def prepare(self, parallelism: int, slots: Sequence[int]) -> None:
         """Ahead of `deploy`, while epochs run: start the slots, on the places of a pin table."""
+        if not self.graph.needs_slots:
+            return
         run_id = self.run_id
         if not self._is_cluster:
             # One place only, and we are there.
@@ -263,9 +271,7 @@ class SparkDriver:
         failure: Exception | None = None
         try:
             self._wait_for_slots()
-            planned = self.planner.epoch(rows, self._take_apart(rows, is_batch), observed=is_batch)
-            acks = planned.collect()
-            observed = self.planner.read_observed(planned)
+            acks, observed = self._act(rows, begin, is_batch=is_batch)
         except Exception as error:
             failure = error
         finally:
@@ -281,7 +287,7 @@ class SparkDriver:
         self._reports.value = []
         self._watch_placement(reports)
         outcome = Outcome(
-            [ack_decoder.decode(row.ack) for row in acks],
+            acks,
             reports,
             observed.times,
             self._sources_ms(reports) if is_batch else 0,
@@ -294,6 +300,18 @@ class SparkDriver:
             # Reports of attempts that failed as a whole count too: their slots are there.
             self._roster.update(reports, decoded, begin.token())
         return outcome
+
+    def _act(self, rows: DataFrame, begin: Begin, *, is_batch: bool) -> tuple[list[Ack], Observed]:
+        """Run the Spark action of an attempt."""
+        if self.graph.needs_slots:
+            planned = self.planner.epoch(rows, self._take_apart(rows, is_batch), observed=is_batch)
+            acks = [ack_decoder.decode(row.ack) for row in planned.collect()]
+            return acks, self.planner.read_observed(planned)
+        observed = Observed({}, {})
+        if is_batch:
+            observed = self.planner.count(rows, self._take_apart(rows, is_batch))
+        # Slots would have nothing to do, so the driver acknowledges for them.
+        return [Ack(0, subtask, [], {}) for subtask in range(begin.parallelism)], observed
 
     def _limit_batches(self, session: SparkSession, attempt: int) -> None:
         chosen = self._batch_limit.choose(attempt)

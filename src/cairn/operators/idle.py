@@ -25,14 +25,14 @@ from cairn.operators.aggregates.grouping import Ints
 from cairn.state import TTL, Declaration, Map, TTLLike
 
 if TYPE_CHECKING:
-    from cairn.backends.handles.batch import ColumnMapHandle, RowMapHandle
+    from cairn.backends.handles.batch import ColumnMapHandle
 
 
 class RowKeeper(Hooks, BatchProcess):
     """Keeps rows of one schema per key."""
 
     wants_order = False
-    idle: ColumnMapHandle | RowMapHandle
+    idle: ColumnMapHandle
 
     def __init__(self, schema: pa.Schema, ttl: TTL | None) -> None:
         self.row_type = pa.struct(list(schema))

@@ -27,13 +27,13 @@ from cairn.operators.row_order import is_greater, row_order
 from cairn.state import TTL, Declaration, Value
 
 if TYPE_CHECKING:
-    from cairn.backends.handles.batch import ColumnValueHandle, RowValueHandle
+    from cairn.backends.handles.batch import ColumnValueHandle
 
 EMIT_ROWS_MAX = 64 * 1024
 
 
 class Latest(RowKeeper):
-    newest: ColumnValueHandle | RowValueHandle
+    newest: ColumnValueHandle
 
     def __init__(self, schema: pa.Schema, ttl: TTL | None, *, is_timed: bool) -> None:
         super().__init__(schema, ttl)

@@ -31,7 +31,7 @@ from cairn.state import TTL, Declaration, Map
 from cairn.types import type_ddl
 
 if TYPE_CHECKING:
-    from cairn.backends.handles.batch import ColumnMapHandle, RowMapHandle
+    from cairn.backends.handles.batch import ColumnMapHandle
 
 RANK = "rank"
 PART_ROWS_MAX = 512 * 1024
@@ -55,7 +55,7 @@ class Waiting(NamedTuple):
 class Top(RowKeeper):
     result_time = ""
     """None: a row comes again, with its old time, whenever its rank changes."""
-    best: ColumnMapHandle | RowMapHandle
+    best: ColumnMapHandle
 
     def __init__(self, n: int, by: Sequence[By], schema: pa.Schema, ttl: TTL | None) -> None:
         super().__init__(schema, ttl)

@@ -119,6 +119,15 @@ class Planner:
         `parts` are the same rows, source by source, if they can be told apart. With
         `observed=False` the batch is empty, and `read_observed` finds nothing.
         """
+        rows = self._open(rows, parts, observed=observed)
+        for level in self.graph.levels:
+            rows = self._run(self._feed(rows, level), level)
+        return rows
+
+    def _open(
+        self, rows: DataFrame, parts: Sequence[DataFrame] | None, *, observed: bool
+    ) -> DataFrame:
+        """Begin to plan an epoch: observe the rows of its sources."""
         self._observations.clear()
         self._cuts.clear()
         self._observes = observed
@@ -132,19 +141,35 @@ class Planner:
                 self._observe(part, port_measures(self.graph, Port(source.name), fields[lane]))
                 for lane, (part, source) in enumerate(zip(parts, self.graph.sources, strict=True))
             ]
-        for level in self.graph.levels:
-            rows = self._run(self._feed(rows, level), level)
         return rows
+
+    def count(self, rows: DataFrame, parts: Sequence[DataFrame] | None = None) -> Observed:
+        """Compute the rows of a batch, which sinks drop; return what was observed.
+
+        For a job that needs no slots: one Spark action, without Python.
+        """
+        rows = self._open(rows, parts, observed=True)
+        level = self.graph.levels[0]
+        dropped = self._find_dropped(level)
+        found = self._share_sources(level, dropped)
+        frames: dict[Port, DataFrame] = {}
+        found += [self._transform(rows, port, frames) for port in dropped]
+        # Not `DataFrame.count`: Spark would compute only what the number needs.
+        computed, *others = [frame._jdf.queryExecution().toRdd() for frame in found]
+        for other in others:
+            computed = computed.union(other)
+        computed.count()
+        return self.read_observed(*found)
 
     # Event times and counted rows
 
-    def read_observed(self, epoch: DataFrame) -> Observed:
-        """Return what was observed, once `epoch` is collected."""
+    def read_observed(self, *frames: DataFrame) -> Observed:
+        """Return what was observed, once the frames of an epoch are computed."""
         found = Observed({}, {})
         # Read from the query that ran: listeners are called later, and for failures too. The driver
         # collects it as tasks end, so an executor that is lost later takes nothing along. A task
         # that runs again reports the same: times stay as they are, rows are counted again.
-        for frame in (*self._cuts, epoch):
+        for frame in (*self._cuts, *frames):
             metrics = frame._jdf.queryExecution().observedMetrics()
             for name, measures in self._observations.items():
                 row = metrics.get(name)
@@ -176,6 +201,13 @@ class Planner:
             # partition that it takes for too large among tasks without a pin.
             rows = self._cut(rows)
         rows = self._place(rows, feed) if feed.is_straight else self._shuffle(rows, feed)
+        past = None
+        if feed.passing:
+            # Both parts read the files of the one shuffle.
+            rows = self._cut(rows)
+            others, mine = self._columns_of([feed.is_passing, feed.is_taken])
+            past = self._project(rows.where(others), feed.pass_on(outgoing(self.graph, level)))
+            rows = rows.where(mine)
         if self.pin is not None:
             # From the rows' side, so that the epoch's session and its settings plan the join; the
             # hash table is built on the hinted side, which has one row.
@@ -187,8 +219,8 @@ class Planner:
         if rows.columns != feed.sent:
             rows = self._project(rows, [quote(name) for name in feed.sent])
         function = self._functions[level.index]
-        jdf = rows._jdf.mapInArrow(function._jc, False, None)
-        return DataFrame(jdf, rows.sparkSession)
+        made = DataFrame(rows._jdf.mapInArrow(function._jc, False, None), rows.sparkSession)
+        return made if past is None else made.union(past)
 
     def _shuffle(self, rows: DataFrame, feed: Feed) -> DataFrame:
         return rows.repartitionById(self.parallelism, *self._columns_of([feed.subtask]))
@@ -236,14 +268,11 @@ class Planner:
     def _feed(self, rows: DataFrame, level: Level) -> DataFrame:
         """Bring rows of the sources, or of the level before, into a level's input."""
         transformed = self._find_transforms(level)
-        dropped = [
-            port
-            for port in dict.fromkeys(port for edge in level.counted for port in edge.inputs)
-            if isinstance(self.graph.nodes[port.node], TransformNode) and port not in transformed
-        ]
+        dropped = [port for port in self._find_dropped(level) if port not in transformed]
         has_direct = self._has_direct(level)
+        unread: list[DataFrame] = []
         if level.index == 0:
-            self._share_sources(level, [*transformed, *dropped])
+            unread = self._share_sources(level, [*transformed, *dropped])
             branches = self._feed_sources(level) if has_direct else []
         else:
             if len(transformed) + len(dropped) + has_direct > 1 and (transformed or dropped):
@@ -254,9 +283,8 @@ class Planner:
             branch = self._transform(rows, port, frames)
             fields = {0: {name: quote(name) for name in self.graph.schema(port).names}}
             branches.append(self._send(branch, fields, {0: edges}, level))
-        branches += [self._drop(self._transform(rows, port, frames), level) for port in dropped]
-        if not branches:
-            branches = [self._drop(rows, level)]
+        unread += [self._transform(rows, port, frames) for port in dropped]
+        branches += [self._drop(frame, level) for frame in unread]
         fed = branches[0]
         for branch in branches[1:]:
             fed = fed.union(branch)
@@ -348,6 +376,11 @@ class Planner:
                     found.setdefault(port, []).append(edge)
         return found
 
+    def _find_dropped(self, level: Level) -> list[Port]:
+        """Transforms whose rows go to sinks that drop them."""
+        ports = dict.fromkeys(port for edge in level.counted for port in edge.inputs)
+        return [p for p in ports if isinstance(self.graph.nodes[p.node], TransformNode)]
+
     def _transform(self, rows: DataFrame, port: Port, frames: dict[Port, DataFrame]) -> DataFrame:
         if port in frames:
             return frames[port]
@@ -437,8 +470,11 @@ class Planner:
         # In as many tasks as there are subtasks, whatever the session's number for shuffles is.
         return grouped.coalesce(self.parallelism)
 
-    def _share_sources(self, level: Level, transforms: Sequence[Port]) -> None:
-        """Make sure that no source is read twice: rows that several branches read are shared."""
+    def _share_sources(self, level: Level, transforms: Sequence[Port]) -> list[DataFrame]:
+        """Make sure that no source is read twice: rows that several branches read are shared.
+
+        Return the rows that no branch reads, because sinks drop them as they are.
+        """
         readers = collections.Counter(
             Port(source.name)
             for source in self.graph.sources
@@ -456,8 +492,15 @@ class Planner:
         if self._is_apart:
             pairs = zip(self._parts, counts, strict=True)
             self._parts = [self._share(part) if count > 1 else part for part, count in pairs]
-        elif transforms and sum(counts) > 1:
+            dropped = {port for edge in level.counted for port in edge.inputs}
+            return [
+                part
+                for part, source, count in zip(self._parts, self.graph.sources, counts, strict=True)
+                if not count and Port(source.name) in dropped
+            ]
+        if transforms and sum(counts) > 1:
             self._parts = [self._share(self._parts[0])] * len(self._parts)
+        return [] if any(counts) else self._parts[:1]
 
     def _feed_sources(self, level: Level) -> list[DataFrame]:
         """Rows of the sources that go as they are to operators and sinks."""

@@ -117,6 +117,11 @@ class Graph:
         return tuple(sink for level in self.levels for sink in level.sinks)
 
     @property
+    def needs_slots(self) -> bool:
+        """False if all rows go from the sources to sinks that drop them."""
+        return any(level.operators or level.edges for level in self.levels)
+
+    @property
     def loops(self) -> tuple[LoopNode, ...]:
         return tuple(node for node in self.nodes.values() if isinstance(node, LoopNode))
 

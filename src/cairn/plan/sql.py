@@ -88,6 +88,46 @@ class Feed:
         return f"coalesce(cast({group} * {self.parallelism} div {count} AS int), 0)"
 
     @property
+    def passing(self) -> list[int]:
+        """The lanes of rows that bypass the stage of the level.
+
+        Pinned rows pass in the forwarder: the pin's join relies on how the rows are shuffled.
+        """
+        if self.is_pinned or not self.level.edges:
+            return []
+        return [edge.index for edge in self.level.passing]
+
+    @property
+    def is_passing(self) -> str:
+        """The condition for rows of these lanes."""
+        return f"{LANE} IN ({', '.join(map(str, self.passing))})"
+
+    @property
+    def is_taken(self) -> str:
+        """The condition for rows of the level, and for acknowledgements."""
+        return f"{LANE} IS NULL OR NOT {self.is_passing}"
+
+    def pass_on(self, out: Envelope) -> list[str]:
+        """Return the columns of passing rows, as the level's output has them."""
+        columns = {LANE: LANE, ACK: "cast(null AS binary)"}
+        for name, type_ in out.columns.items():
+            taken: dict[str, list[int]] = {}
+            for lane in self.passing:
+                if name in out.names[lane]:
+                    at = out.names[lane].index(name)
+                    taken.setdefault(self.envelope.names[lane][at], []).append(lane)
+            cases = " ".join(
+                f"WHEN {LANE} IN ({', '.join(map(str, lanes))}) THEN {column}"
+                for column, lanes in taken.items()
+            )
+            nothing = f"cast(null AS {type_ddl(type_)})"
+            if len(taken) == 1:
+                (columns[name],) = taken
+            else:
+                columns[name] = f"CASE {cases} ELSE {nothing} END" if cases else nothing
+        return [f"{columns[name]} AS {name}" for name in out.schema.names]
+
+    @property
     def here(self) -> str:
         """The subtask whose number the partition at hand has."""
         return f"pmod(spark_partition_id(), {self.parallelism})"

@@ -98,7 +98,7 @@ class Sink(ABC):
 
     drops_rows: bool = False
     """True if the sink needs no rows: those that come to it without an operator are only counted,
-    in Spark, and `writer` never gets them."""
+    in Spark, and `writer` never gets them. Without any other row, `writer` is not called."""
 
     context: SinkContext
 

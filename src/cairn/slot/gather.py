@@ -29,6 +29,11 @@ class Rows(NamedTuple):
     times: pa.Array | None
     rows: pa.StructArray
 
+    def slice(self, start: int, count: int) -> Rows:
+        """Return some of the rows."""
+        times = None if self.times is None else self.times.slice(start, count)
+        return Rows(self.groups.slice(start, count), times, self.rows.slice(start, count))
+
 
 class Gather:
     """Collects rows until there are enough of them."""

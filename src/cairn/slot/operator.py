@@ -300,7 +300,7 @@ class Operator:
         make_one = make_handle if self.journal is None else make_journaled_handle
         for name, table in self.tables.items():
             if by_batch:
-                bind_state(function, name, make_batch_handle(table, self.group_count))
+                bind_state(function, name, make_batch_handle(table))
             elif name.isidentifier():
                 handle = make_one(table, self.context)
                 bind_state(function, name, handle)

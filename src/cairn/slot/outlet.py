@@ -8,8 +8,8 @@ Always true here:
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Iterable
-from operator import itemgetter
 from types import GeneratorType, NoneType
 from typing import Any
 
@@ -22,6 +22,8 @@ from cairn.types.codec import Codec, ValueTypeError, codec
 BATCH_ROWS_FIRST = 1024
 BATCH_ROWS_MAX = 16 * 1024
 BATCH_BYTES_TARGET = 16 * 1024 * 1024
+PACK_ROWS = 2 * 1024
+"""Rows that are encoded together: few enough to still be in the processor's caches."""
 
 Target = Callable[[pa.RecordBatch], None]
 
@@ -49,6 +51,9 @@ class Outlet:
         self.rows_out = 0
         self.rows_max = BATCH_ROWS_FIRST
         """Emitted at once; follows the size of the rows, so that wide ones do not pile up."""
+        self._packed: list[pa.RecordBatch] = []
+        """Encoded rows that are not passed on yet; they come before `rows`."""
+        self._packed_rows = 0
         self._names = schema.names
         self._codecs = [codec(field.type) for field in schema]
 
@@ -73,15 +78,35 @@ class Outlet:
             for row in result:
                 self.emit(row)
 
-    def flush(self) -> None:
+    @property
+    def pack_rows(self) -> int:
+        """The number of rows to emit before `pack` is called."""
+        return min(PACK_ROWS, self.rows_max)
+
+    def pack(self) -> None:
+        """Encode the emitted rows; pass them on if there are enough of them."""
         rows = self.rows
         if not rows:
             return
+        self._packed.append(self._encode(rows))
+        self._packed_rows += len(rows)
         # Emptied in place: the hot loop holds on to the list's append.
-        batch = self._encode(rows)
-        row_bytes = batch.nbytes / len(rows) + 1
-        self.rows_max = max(1, min(BATCH_ROWS_MAX, int(BATCH_BYTES_TARGET / row_bytes)))
         rows.clear()
+        if self._packed_rows >= self.rows_max:
+            self.flush()
+
+    def flush(self) -> None:
+        """Pass on everything that was emitted."""
+        rows, packed = self.rows, self._packed
+        if rows:
+            packed.append(self._encode(rows))
+            rows.clear()
+        if not packed:
+            return
+        batch = packed[0] if len(packed) == 1 else pa.concat_batches(packed)
+        self._packed, self._packed_rows = [], 0
+        row_bytes = batch.nbytes / batch.num_rows + 1
+        self.rows_max = max(1, min(BATCH_ROWS_MAX, int(BATCH_BYTES_TARGET / row_bytes)))
         self.pass_on(batch)
 
     def pass_on(self, batch: pa.RecordBatch) -> None:
@@ -92,6 +117,7 @@ class Outlet:
 
     def reset(self) -> None:
         self.rows.clear()
+        self._packed, self._packed_rows = [], 0
         self.rows_out = 0
         # Reset in each attempt: output must be cut alike in every slot.
         self.rows_max = BATCH_ROWS_FIRST
@@ -107,9 +133,12 @@ class Outlet:
         if not width:
             return pa.RecordBatch.from_struct_array(pa.array([{}] * len(rows), pa.struct([])))
         arrays = []
+        # One list of all values, by row: its slices are the columns.
+        flat: list[Any] = []
+        deque(map(flat.extend, rows), maxlen=0)
         for at, (column, field) in enumerate(zip(self._codecs, self.schema, strict=True)):
             try:
-                array = _encode_column(column, list(map(itemgetter(at), rows)))
+                array = _encode_column(column, flat[at::width])
             except (ValueTypeError, TypeError, ValueError, OverflowError, pa.ArrowException):
                 raise self._find_misfit(rows) from None
             if array.null_count and not field.nullable:

@@ -160,6 +160,15 @@ class RecordRunner:
             self._process(gathered)
 
     def _process(self, gathered: Rows) -> None:
+        """Call the function for each row, frame by frame if it has state that is read so."""
+        if not self._operator.context.frame.handles:
+            self._process_some(gathered)
+            return
+        for start in range(0, len(gathered.rows), FRAME_ROWS):
+            # Decoded by the frame, so that values are still in the caches when they are read.
+            self._process_some(gathered.slice(start, FRAME_ROWS))
+
+    def _process_some(self, gathered: Rows) -> None:
         """Call the function for each row."""
         groups, times, rows = gathered
         columns, keys = self._read(rows)
@@ -188,19 +197,15 @@ class RecordRunner:
         return [made], keys
 
     def _run_rows(self, gathered: Rows, scope: Scope, columns: Sequence[Iterable[Any]]) -> None:
-        """Call the function for each row, frame by frame if it has state that is read so."""
+        """Call the function for each row; with state that is read by frames, they are one."""
         groups, _, rows = gathered
         loop = make_loop(("at", *scope), self._columns)
         iterators = [iter(values) for values in (*scope.values(), *columns)]
-        frame = self._operator.context.frame
-        if not frame.handles:
+        if not self._operator.context.frame.handles:
             self._run_loop(loop, range(len(rows)), iterators, rows)
             return
-        for start in range(0, len(rows), FRAME_ROWS):
-            some = rows.slice(start, FRAME_ROWS)
-            keys = self._key_array(some, scope["key"][start : start + FRAME_ROWS])
-            with self._frame(keys, groups.slice(start, FRAME_ROWS).to_numpy()) as places:
-                self._run_loop(loop, places, iterators, some)
+        with self._frame(self._key_array(rows, scope["key"]), groups.to_numpy()) as places:
+            self._run_loop(loop, places, iterators, rows)
 
     @contextmanager
     def _frame(self, keys: pa.Array, groups: Ints) -> Iterator[list[int]]:
@@ -239,10 +244,12 @@ class RecordRunner:
             scoped = self._with_timers(scoped, self._timers.event)
         try:
             while length_hint(counted):
-                some, emit = islice(scoped, main.rows_max), main.rows.append
+                some, emit = islice(scoped, main.pack_rows), main.rows.append
                 loop(some, self._process_row, operator.context, self._view, emit, self._emit_other)
                 for outlet in operator.outlets:
-                    outlet.flush()
+                    outlet.pack()
+            for outlet in operator.outlets:
+                outlet.flush()
         except Exception as error:
             raise self._describe(error, rows, len(places) - length_hint(counted) - 1) from error
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from cairn import Job, Process, sinks
+from cairn.plan.deploy import outgoing
 from cairn.plan.sql import Feed
 from tests.unit.plan.programs import process, source
 
@@ -71,6 +72,37 @@ def test_rows_that_pass_a_level_have_a_lane_and_a_subtask_there(job: Job) -> Non
     first, second = feeds(job)
     assert first.columns == ["lane", "group", "subtask", "c0", "c1"]
     assert second.columns == ["group", "c0", "c1", "ack"]
+
+
+def test_rows_that_pass_a_level_bypass_its_slots(job: Job) -> None:
+    rows = source(job, "s", "k long, v long")
+    wide = process(source(job, "t", "k string, v long"), "a")
+    process(process(rows, "b").union(rows), "c")
+    process(wide, "d")
+    feed = feeds(job)[0]
+    out = outgoing(feed.graph, feed.level)
+    (lane,) = feed.passing
+    assert feed.is_passing == f"lane IN ({lane})"
+    names = dict(zip(out.names[lane], feed.envelope.names[lane], strict=True))
+    expected = {"lane": "lane", "ack": "cast(null AS binary)"} | names
+    found = dict(each.split(" AS ")[::-1] for each in feed.pass_on(out) if "null" not in each)
+    assert found == {name: sql for name, sql in expected.items() if "null" not in sql}
+    assert [each.rsplit(" AS ", 1)[1] for each in feed.pass_on(out)] == out.schema.names
+
+
+def test_slots_take_their_own_rows_and_acknowledgements(job: Job) -> None:
+    rows = source(job, "s")
+    process(process(rows, "a").union(rows), "b")
+    first, second = feeds(job)
+    (lane,) = first.passing
+    assert first.is_taken == f"lane IS NULL OR NOT lane IN ({lane})"
+    assert second.passing == []
+
+
+def test_pinned_rows_pass_a_level_in_the_forwarder(job: Job) -> None:
+    rows = source(job, "s")
+    process(process(rows, "a").union(rows), "b")
+    assert [feed.passing for feed in feeds(job, is_pinned=True)] == [[], []]
 
 
 def test_acknowledgements_of_a_single_lane_go_where_rows_of_a_null_key_go(job: Job) -> None:

@@ -56,7 +56,7 @@ class Written:
         self.scope: Any = SimpleNamespace(group=0, key=None)
         self.table = self.holding.tables["s"]
         if self.by_batch:
-            self.handle: Any = make_batch_handle(self.table, GROUP_COUNT)
+            self.handle: Any = make_batch_handle(self.table)
         else:
             self.handle = make_handle(self.table, self.scope)
         self.committed = (EMPTY_VERSION, 0)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from cairn.errors import FunctionError
-from cairn.slot.outlet import Outlet
+from cairn.slot.outlet import BATCH_ROWS_MAX, Outlet
 from cairn.types import parse_schema, row_class
 
 NEW_YEAR = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
@@ -71,6 +71,36 @@ def test_rows_leave_in_the_order_they_came_and_no_row_waits_for_ever() -> None:
     assert len(batches) > 1 and len(outlet.rows) < 100_000
     outlet.flush()
     assert pa.Table.from_batches(batches)["a"].to_pylist() == list(range(100_000))
+
+
+def test_packed_rows_leave_before_later_ones_in_batches_of_the_same_size() -> None:
+    outlet = Outlet("score", None, parse_schema("a long, b string"))
+    batches: list[pa.RecordBatch] = []
+    outlet.targets.append(batches.append)
+    rows = [(n, None if n % 3 else str(n)) for n in range(100_000)]
+    at = 0
+    while at < len(rows):
+        some = rows[at : at + outlet.pack_rows]
+        outlet.rows += some
+        outlet.pack()
+        at += len(some)
+    outlet.emit((-1, "last"))
+    outlet.flush()
+    found = pa.Table.from_batches(batches)
+    assert list(zip(*found.to_pydict().values(), strict=True)) == [*rows, (-1, "last")]
+    assert {batch.num_rows for batch in batches[1:-1]} == {BATCH_ROWS_MAX}
+    assert outlet.rows_out == len(rows) + 1
+
+
+def test_packed_rows_that_are_wide_do_not_pile_up() -> None:
+    outlet = Outlet("score", None, parse_schema("a string"))
+    batches: list[pa.RecordBatch] = []
+    outlet.targets.append(batches.append)
+    for _ in range(8):
+        outlet.rows += [("x" * 1_000_000,)] * min(40, outlet.pack_rows)
+        outlet.pack()
+        outlet.flush()
+    assert outlet.pack_rows < 40 and max(batch.num_rows for batch in batches[1:]) < 40
 
 
 def test_a_row_goes_to_every_target() -> None:
@@ -183,6 +213,8 @@ def test_the_error_of_a_side_output_names_its_tag() -> None:
 def test_a_reset_outlet_forgets_what_it_collected() -> None:
     outlet = Outlet("score", None, parse_schema("a long"))
     outlet.emit((1,))
+    outlet.pack()
+    outlet.emit((2,))
     outlet.reset()
     outlet.flush()
     assert outlet.rows_out == 0

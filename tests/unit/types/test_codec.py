@@ -9,7 +9,7 @@ import io
 import math
 import pickle
 from decimal import Decimal
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -476,3 +476,15 @@ def test_null_structs_in_maps_survive_a_segment(declared, value):
     segment = SegmentReader(lambda offset, length: data[offset : offset + length], len(data), "s")
     (stored,) = segment.read("s")
     assert c.decode(stored["value"]) == [c.normalise(value), None]
+
+
+@pytest.mark.parametrize("values", [[1.5, None, -0.0], [math.nan, 1.5], [None], [], [math.inf]])
+def test_numbers_are_encoded_as_arrow_does_it_with_nulls_and_nan_apart(values: list[Any]) -> None:
+    encoded = codec(pa.float64()).encode(values)
+    assert encoded.is_valid().to_pylist() == [value is not None for value in values]
+    assert list(map(repr, encoded.to_pylist())) == list(map(repr, values))
+
+
+@pytest.mark.parametrize("values", [[2**63 - 1, -(2**63)], [None, 7], []])
+def test_integers_up_to_64_bits_are_encoded(values: list[Any]) -> None:
+    assert codec(pa.int64()).encode(values).to_pylist() == values

@@ -35,9 +35,17 @@ class NameIndex:
     def __len__(self) -> int:
         return self._index.count
 
-    def find(self, arrays: Sequence[pa.Array]) -> Ints:
-        """Return the position of each name, -1 if it has none."""
-        return self._index.find(self._names(arrays, add=False))
+    @property
+    def nbytes(self) -> int:
+        """Approximate bytes of all names and their places."""
+        # A name has two to four slots.
+        name_bytes = 8 * len(self._index.columns) + 3 * 8
+        return len(self) * name_bytes + sum(part.nbytes for part in self._parts)
+
+    def find(self, arrays: Sequence[pa.Array], likely: Ints | None = None) -> Ints:
+        """Return the position of each name, -1 if it has none; `likely` may save the search."""
+        names = self._names(arrays, add=False)
+        return self._index.find(names) if likely is None else self._index.find_near(names, likely)
 
     def place(self, arrays: Sequence[pa.Array]) -> tuple[Ints, Ints]:
         """Return the position of each name, and the rows of new names, by position."""

@@ -33,6 +33,12 @@ class LongTexts:
         self._index = IntIndex(1)
         self._others: dict[bytes, int] = {}
         self._other_values: list[bytes] = []
+        self._other_bytes = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Approximate bytes of all texts and their numbers."""
+        return self._texts.nbytes + 3 * 8 * self._index.count + self._other_bytes
 
     def number(
         self, array: pa.Array, starts: Ints, lengths: Ints, words: Ints, *, add: bool
@@ -78,6 +84,7 @@ class LongTexts:
                 if value not in numbers:
                     values.append(value)
                     numbers[value] = -1 - len(values)
+                    self._other_bytes += len(value)
         return [numbers.get(value, _NONE) for value in found]
 
     def values(self, numbers: Ints) -> pa.Array:

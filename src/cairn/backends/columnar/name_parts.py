@@ -26,6 +26,8 @@ Ints = npt.NDArray[np.int64]
 _SHORT_BYTES_MAX = 15
 _NULL_BITS_MAX = 31
 """Limit of a part: the bits of key and entry together must fit an integer."""
+_NUMBERED_BYTES = 300
+"""Approximate size of a value that is a Python object, with its places in a dict and a list."""
 
 
 class Part(ABC):
@@ -33,6 +35,11 @@ class Part(ABC):
 
     width = 1
     bits = 1
+
+    @property
+    def nbytes(self) -> int:
+        """Approximate bytes of the values that have a number."""
+        return 0
 
     @abstractmethod
     def split(self, array: pa.Array, *, add: bool) -> tuple[list[Ints], Ints | None]:
@@ -88,6 +95,10 @@ class _NumberedPart(Part):
         self._numbers: dict[Key, int] = {}
         self._values: Values = []
 
+    @property
+    def nbytes(self) -> int:
+        return _NUMBERED_BYTES * len(self._values)
+
     def split(self, array: pa.Array, *, add: bool) -> tuple[list[Ints], Ints | None]:
         keys = self._codec.decode_keys(array)
         numbers, values = self._numbers, self._values
@@ -115,6 +126,10 @@ class _TextPart(Part):
     def __init__(self, type: pa.DataType) -> None:
         self._type = type
         self._longer = LongTexts(type)
+
+    @property
+    def nbytes(self) -> int:
+        return self._longer.nbytes
 
     def split(self, array: pa.Array, *, add: bool) -> tuple[list[Ints], Ints | None]:
         starts, lengths, data = text_words(array)
@@ -159,6 +174,10 @@ class _StructPart(Part):
         self._parts = [part_of(field.type) for field in type]
         self.width = sum(part.width for part in self._parts)
         self.bits = 1 + sum(part.bits for part in self._parts)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self._parts)
 
     def split(self, array: pa.Array, *, add: bool) -> tuple[list[Ints], Ints | None]:
         valid = validity(array)

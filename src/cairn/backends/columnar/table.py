@@ -91,6 +91,8 @@ class ColumnTable(Table):
         self._touched = Touched()
         self._chains: Chains | None = None
         self._asked: tuple[Sequence[pa.Array], Ints] | None = None
+        self._numbers: Array = np.empty(0, np.int32)
+        """Room for `number`, by position: made once, because new memory costs more than its use."""
         self._counted = Held(0, 0)
         """Result of the last count of a map's keys."""
         self._uncounted = 0
@@ -98,17 +100,20 @@ class ColumnTable(Table):
 
     # Reading and writing, by the batch
 
-    def find(self, names: Sequence[pa.Array]) -> Ints:
-        """Return positions, -1 for none; cached for the arrays of the last call."""
+    def find(self, names: Sequence[pa.Array], likely: Ints | None = None) -> Ints:
+        """Return positions, -1 for none; cached for the arrays of the last call.
+
+        `likely` are the positions in another table, which may have got the same names.
+        """
         asked = self._asked
         if asked is not None and all(a is b for a, b in zip(asked[0], names, strict=True)):
             return asked[1]
-        positions = self._index.find(names)
+        positions = self._index.find(names, likely)
         self._asked = (names, positions)
         return positions
 
     def number(self, names: Sequence[pa.Array]) -> tuple[list[int], Ints]:
-        """Number the distinct names; return the number of each name, and a row of each number."""
+        """Number the distinct names by their first rows; return the numbers, and these rows."""
         positions = self.find(names)
         count = len(self._index)
         missing = np.flatnonzero(positions < 0)
@@ -117,10 +122,12 @@ class ColumnTable(Table):
             positions = positions.copy()
             positions[missing] = count + new.place([array.take(taken) for array in names])[0]
             count += len(new)
-        numbers = np.empty(count, np.int32)
+        if count > len(self._numbers):
+            self._numbers = np.empty(max(count, self._values.size), np.int32)
+        numbers = self._numbers
         rows = np.arange(len(positions), dtype=np.int32)
-        # The last row of a name is left.
-        numbers[positions] = rows
+        # Backwards, so that the first row of a name is left.
+        numbers[positions[::-1]] = rows[::-1]
         distinct = np.flatnonzero(numbers[positions] == rows)
         numbers[positions[distinct]] = rows[: len(distinct)]
         return numbers[positions].tolist(), distinct
@@ -453,8 +460,8 @@ class ColumnTable(Table):
 
     def _load(
         self, names: Sequence[pa.Array], values: Arrays, groups: Array, is_live: Bools
-    ) -> None:
-        """Write committed rows over the present ones."""
+    ) -> Ints:
+        """Write committed rows over the present ones, and return their positions."""
         positions, _ = self._index.place(names)
         self._reserve(len(self._index))
         self._groups[positions] = groups
@@ -462,6 +469,7 @@ class ColumnTable(Table):
         self._live[positions] = is_live
         self._committed[positions] = is_live
         self._asked = None
+        return positions
 
     # Stored rows
 
@@ -488,7 +496,10 @@ class ColumnTable(Table):
         }
         return pa.RecordBatch.from_pydict(columns)
 
-    def freeze(self) -> Iterator[pa.RecordBatch]:
+    def freeze(self) -> Iterator[pa.RecordBatch] | None:
+        return self._freeze()
+
+    def _freeze(self) -> Iterator[pa.RecordBatch]:
         """Return the present committed rows; later epochs do not change them."""
         count = len(self._index)
         held = np.flatnonzero(self._committed[:count])
@@ -514,7 +525,7 @@ class ColumnTable(Table):
             )
 
     def dump(self) -> Iterator[pa.RecordBatch]:
-        return self.freeze()
+        return self._freeze()
 
     def apply(self, batch: pa.RecordBatch) -> None:
         is_live = batch["live"].to_numpy(zero_copy_only=False)

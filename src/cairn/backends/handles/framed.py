@@ -41,6 +41,8 @@ class Frame:
         self.names: list[pa.Array] = []
         """The distinct keys of the rows, by place."""
         self.groups: Ints = np.empty(0, np.int64)
+        self.positions: Ints = self.groups
+        """The positions of these keys in the table of the first handle."""
         self.is_open = False
 
     def add(self, handle: Any) -> None:
@@ -55,6 +57,7 @@ class Frame:
         table = self.handles[0].table
         places, distinct = table.number([keys])
         self.names, self.groups = table.select([keys], distinct), groups[distinct]
+        self.positions = table.find(self.names)
         self.is_open = True
         for handle in self.handles:
             handle.begin_frame(len(distinct))
@@ -162,11 +165,16 @@ class FramedValueHandle(Value[Any]):
         if not self.frame.is_open:
             return self._written[0]
         table = self.table
-        values = table.values.decode(table.read(table.find(self.frame.names)))
+        values = table.values.decode(table.read(self._find()))
         for at, value in self._written.items():
             values[at] = value
         self._values, self._is_read = values, True
         return values[self._scope.at]
+
+    def _find(self) -> Ints:
+        """Return the positions of the keys of the frame."""
+        # States that are written together have the same positions.
+        return self.table.find(self.frame.names, self.frame.positions)
 
     def write_frame(self) -> None:
         """Write the values of the frame into the arrays."""
@@ -174,6 +182,7 @@ class FramedValueHandle(Value[Any]):
         if not written:
             return
         table, frame = self.table, self.frame
+        self._find()  # For the table, which keeps them.
         places: Ints = np.fromiter(written, np.int64, len(written))
         values: Values = list(written.values())
         if self._undone:
@@ -185,12 +194,14 @@ class FramedValueHandle(Value[Any]):
                 for at, last in written.items()
                 for value in ((self._undone[at], last) if at in self._undone else (last,))
             ]
-        names = table.select(frame.names, places)
+        names, groups = frame.names, frame.groups
+        if not np.array_equal(places, np.arange(len(groups))):
+            names, groups = table.select(names, places), groups[places]
         encoded = table.layout.encode_values(names[0], values)
         is_live = None
         if encoded.null_count:
             is_live = encoded.is_valid().to_numpy(zero_copy_only=False)
-        table.write(names, encoded, is_live, groups=frame.groups[places])
+        table.write(names, encoded, is_live, groups=groups)
 
     # One key
 
@@ -218,7 +229,14 @@ def make_row_table(
         and declaration.layout == "value"
         and declaration.ttl is None
         and declaration.type is not OBJECT
-        and is_fixed(declaration.type)
+        and _is_bounded(declaration.type)
     )
     make = ColumnTable if in_arrays else make_table
     return make(declaration, key_type, backend, group_count)
+
+
+def _is_bounded(type: pa.DataType) -> bool:
+    """True if no value is large: a frame holds the values of thousands of keys in memory."""
+    if pa.types.is_struct(type) and type.num_fields:
+        return all(_is_bounded(field.type) for field in type)
+    return is_fixed(type)

@@ -9,6 +9,9 @@ are read from RocksDB a batch of rows at a time.
 RocksDB's block cache. When the first part is full, the `RocksRows` objects are rotated in turn:
 each drops the contents that were not used since its last rotation.
 
+State of batches is in arrays as far as memory goes (`columns`, `mapped_rows`), and uses none of the
+above until it is written to a database.
+
 After a change of parallelism a slot may serve its key groups from several databases, each the
 unchanged files of a base; rows of other key groups in them are ignored.
 
@@ -26,6 +29,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from cairn.backends.contract import Backend, Base, Change
+from cairn.backends.heap.backend import HeapBase
 from cairn.backends.packing import Packing
 from cairn.backends.registry import DEFAULT_MEMORY_BYTES
 from cairn.backends.rocksdb.base import RocksBase
@@ -40,6 +44,7 @@ from cairn.types.codec import Codec, Key
 
 if TYPE_CHECKING:
     from cairn.backends.overlay import Table
+    from cairn.backends.rocksdb.columns import SpillTable
 
 DATABASES_MAX: Final = 4
 # If the slot owns a smaller share of a database, its rows are copied instead.
@@ -63,11 +68,14 @@ class _ByGroup(dict[int, RocksRows]):
 class RocksBackend(Backend):
     """Rows in RocksDB databases under one directory."""
 
+    spills_columns = True
+
     def __init__(self, directory: str, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> None:
         self.directory = directory
         shutil.rmtree(directory, ignore_errors=True)
         os.makedirs(directory)
         self.tuning = Tuning(memory_bytes // 8)
+        self._memory_bytes = memory_bytes
         self._cached_bytes_max = memory_bytes // 2
         self._dirty_bytes_max = memory_bytes // 4
         self._unwritten_bytes_max = memory_bytes * 3 // 8
@@ -80,7 +88,11 @@ class RocksBackend(Backend):
         self._databases: list[Database] = []
         self._home: Database | None = None
         self._folders = 0
-        self._base: RocksBase | None = None
+        self._base: RocksBase | HeapBase | None = None
+        self.columns: dict[str, SpillTable] = {}
+        """Tables in arrays, by state."""
+        self.run_tables: set[str] = set()
+        """States whose tables hold rows in runs, never in a database."""
 
     # Rows
 
@@ -168,6 +180,17 @@ class RocksBackend(Backend):
 
     # Memory
 
+    @property
+    def table_bytes_max(self) -> int:
+        """Limit of a table in arrays. Without a database, nothing else needs memory."""
+        share = self._memory_bytes // 2 if self._databases else self._memory_bytes * 3 // 4
+        return share // max(1, len(self.columns) + len(self.run_tables))
+
+    @property
+    def filter_bytes_max(self) -> int:
+        """Limit of a filter of the names in the databases."""
+        return self._memory_bytes // 16 // max(1, len(self.columns))
+
     def add_cached(self, count: int) -> None:
         self.cached_bytes += count
 
@@ -194,8 +217,7 @@ class RocksBackend(Backend):
 
     def flush(self) -> None:
         """Write all changes to RocksDB."""
-        if self._base is not None:
-            self._base.settle()
+        self.settle_base()
         parts = self.freeze()
         try:
             for _ in self.write_frozen(parts):
@@ -203,6 +225,11 @@ class RocksBackend(Backend):
         except BaseException:
             self.thaw(parts)
             raise
+
+    def settle_base(self) -> None:
+        """Let the base that is being written be done with the databases."""
+        if isinstance(self._base, RocksBase):
+            self._base.settle()
 
     def freeze(self) -> list[RocksRows]:
         parts = [rows for rows in self.all_rows() if rows.dirty]
@@ -223,7 +250,7 @@ class RocksBackend(Backend):
         """Write frozen changes to RocksDB, in steps of a few milliseconds."""
         by_database: dict[Database, list[tuple[bytes, RocksRows]]] = {}
         for rows in parts:
-            database = rows.database or self._database_of(rows.group)
+            database = rows.database or self.database_of(rows.group)
             prefix = database.prefix(rows.name, rows.group)
             by_database.setdefault(database, []).append((prefix, rows))
         for database, found in by_database.items():
@@ -266,7 +293,7 @@ class RocksBackend(Backend):
         self._folders += 1
         return os.path.join(self.directory, f"{kind}{self._folders}")
 
-    def _database_of(self, group: int) -> Database:
+    def database_of(self, group: int) -> Database:
         """Return the database of a key group: that of its other states, else the home database."""
         for by_group in self._rows.values():
             rows = by_group.get(group)
@@ -284,7 +311,7 @@ class RocksBackend(Backend):
         if ref.format != "rocksdb":
             return False
         index = read_index(store, ref)
-        if not self._fits(index):
+        if not self._fits(index) or self._fits_in_arrays(index):
             return False
         self._cancel_base()
         store = store_of(store, ref)
@@ -306,7 +333,17 @@ class RocksBackend(Backend):
         while len(self._databases) > DATABASES_MAX:
             others = [d for d in self._databases if d is not self._home]
             self._absorb(min(others, key=Database.size_bytes))
+        for table in self.columns.values():
+            table.note_loaded()
         return True
+
+    def _fits_in_arrays(self, index: RocksIndex) -> bool:
+        """True if the rows belong into arrays, and memory is enough for them."""
+        if self.run_tables or not self.columns:
+            return bool(self.run_tables)
+        size = sum(file.size for stored in index.databases for file in stored.files)
+        # Files are compressed.
+        return not self._databases and 4 * size <= self.table_bytes_max
 
     def _fits(self, index: RocksIndex) -> bool:
         """True if the stored types are the declared ones."""
@@ -348,6 +385,14 @@ class RocksBackend(Backend):
 
     def begin_base(self, tables: Mapping[str, Table], groups: range) -> Base:
         assert self._base is None, "one base at a time"
+        if (self.columns or self.run_tables) and not self._databases:
+            frozen = {name: table.freeze() for name, table in sorted(tables.items())}
+            in_arrays = {name: pieces for name, pieces in frozen.items() if pieces is not None}
+            assert len(in_arrays) == len(frozen), "without a database all rows are in arrays"
+            self._base = HeapBase({}, self.end_base, in_arrays)
+            return self._base
+        for table in self.columns.values():
+            table.collect()
         self._base = RocksBase(self, groups)
         return self._base
 

@@ -3,8 +3,8 @@
 Merging is size-tiered: ten files of a tier become one of the next, together with the
 smaller ones after them, so a range has few files even in an old job. A base is due when the
 deltas after it are larger than a multiple of it; a restore then reads a bounded multiple of the
-state. The multiple depends on the cost of a base: on the heap all of the state, in RocksDB only
-the new files.
+state. The multiple depends on the cost of a base: of state in memory all of it is written, with
+either backend, of state in RocksDB only the new files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ def base_bytes_min() -> int:
 
 def due(files: Sequence[FileRef], backend: str = "heap") -> Compaction | None:
     """Return the compaction that is due for these files, oldest first; None if none is."""
-    base_bytes = sum(ref.size for ref in files if ref.kind == "base")
+    bases = [ref for ref in files if ref.kind == "base"]
+    if any(ref.format != "rocksdb" for ref in bases):
+        backend = "heap"
+    base_bytes = sum(ref.size for ref in bases)
     delta_bytes = sum(ref.size for ref in files if ref.kind == "delta")
     if delta_bytes > max(base_ratio(backend) * base_bytes, base_bytes_min()):
         return Compaction("base", len(files), 0)

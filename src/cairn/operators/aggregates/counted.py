@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from cairn.backends.handles.batch import (
         ColumnMapHandle,
         ColumnValueHandle,
-        RowMapHandle,
-        RowValueHandle,
     )
 
 SPREAD_ROWS_MAX = 4 << 20
@@ -43,8 +41,8 @@ SPREAD_ROWS_MAX = 4 << 20
 
 class CountAggregate(Aggregation):
     wants_order = True
-    counted: ColumnValueHandle | RowValueHandle
-    windows: ColumnMapHandle | RowMapHandle
+    counted: ColumnValueHandle
+    windows: ColumnMapHandle
 
     def __init__(
         self, spec: Count, accumulators: Accumulators, layout: Layout, schema: pa.Schema

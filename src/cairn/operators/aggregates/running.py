@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from cairn.backends.handles.batch import (
         ColumnMapHandle,
         ColumnValueHandle,
-        RowMapHandle,
-        RowValueHandle,
     )
 
 
@@ -117,8 +115,8 @@ class Aggregation(Hooks, PartialProcess):
 
 
 class RunningAggregate(Aggregation):
-    aggregates: ColumnValueHandle | RowValueHandle
-    pending: ColumnMapHandle | RowMapHandle
+    aggregates: ColumnValueHandle
+    pending: ColumnMapHandle
 
     def __init__(
         self,

@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
+from cairn.operators.aggregates.grouping import first_rows, number_values
 from cairn.operators.aggregates.parts import Ints
 
 
@@ -20,6 +22,33 @@ class Spans(NamedTuple):
     keys: Ints
     starts: Ints
     ends: Ints
+
+
+class ParentSessions:
+    """The sessions of keys as of the parent epoch, whatever calls have made of them since."""
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[pa.Array, Spans]] = []
+
+    def add(self, keys: pa.Array, known: Spans) -> None:
+        """Add a call: its distinct keys, and their sessions in state before it."""
+        self._calls.append((keys, known))
+
+    def find(self) -> tuple[Ints, Spans]:
+        """Return a number for each key of the last call, and the sessions of all numbers."""
+        if len(self._calls) == 1:
+            keys, known = self._calls[0]
+            return np.arange(len(keys)), known
+        numbers, count = number_values(pa.concat_arrays([keys for keys, _ in self._calls]))
+        starts = np.cumsum([0, *(len(keys) for keys, _ in self._calls)])
+        first_call = np.searchsorted(starts, first_rows(numbers, count), "right") - 1
+        parts = []
+        for call, (_, known) in enumerate(self._calls):
+            owners = numbers[starts[call] + known.keys]
+            is_first = first_call[owners] == call
+            parts.append((owners[is_first], known.starts[is_first], known.ends[is_first]))
+        spans = Spans(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        return numbers[starts[-2] :], spans
 
 
 def unite(spans: Spans) -> tuple[Ints, Spans]:

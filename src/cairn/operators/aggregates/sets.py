@@ -35,9 +35,9 @@ from cairn.operators.aggregates.parts import (
 from cairn.state import Declaration, Map
 
 if TYPE_CHECKING:
-    from cairn.backends.handles.batch import ColumnMapHandle, RowMapHandle
+    from cairn.backends.handles.batch import ColumnMapHandle
 
-    MapHandle = ColumnMapHandle | RowMapHandle
+    MapHandle = ColumnMapHandle
 
 GROUPS_SHARE_MAX = 0.75
 """Groups of rows are counted up to this share of the rows: more of them are not worth grouping."""

@@ -28,7 +28,7 @@ from cairn.operators.aggregates.held import META, NEVER, Held
 from cairn.operators.aggregates.partial import Layout
 from cairn.operators.aggregates.parts import Bools, Ints, plain
 from cairn.operators.aggregates.running import Aggregation
-from cairn.operators.aggregates.sessions import Spans, mark_touching, unite
+from cairn.operators.aggregates.sessions import ParentSessions, Spans, mark_touching, unite
 from cairn.operators.aggregates.sets import Bag, join_bags, renumber, spread_bags
 from cairn.operators.context import ColumnContext
 from cairn.operators.window_process import WindowPlan
@@ -37,11 +37,11 @@ from cairn.types.durations import MAX_MS
 from cairn.windows import Count, Global, Session, Sliding, complete_ms
 
 if TYPE_CHECKING:
-    from cairn.backends.handles.batch import ColumnMapHandle, RowMapHandle
+    from cairn.backends.handles.batch import ColumnMapHandle
 
 
 class WindowAggregate(Aggregation):
-    windows: ColumnMapHandle | RowMapHandle
+    windows: ColumnMapHandle
 
     def __init__(
         self,
@@ -75,6 +75,7 @@ class WindowAggregate(Aggregation):
         self._touched: list[tuple[pa.Array, pa.Array]] = []
         self._withdrawn: list[pa.RecordBatch] = []
         """Results of sessions that are part of other ones now."""
+        self._parent_sessions = ParentSessions()
 
     # Rows
 
@@ -149,7 +150,8 @@ class WindowAggregate(Aggregation):
         keys = ctx.keys.take(pa.array(first_rows(key_at, key_count)))
         indices, entries, values = self.windows.of_keys(keys)
         known = Spans(plain(indices), plain(values.field("start")), plain(entries))
-        is_late = self._find_late(ctx, known, Spans(key_at, times, times + gap_us))
+        self._parent_sessions.add(keys, known)
+        is_late = self._find_late(ctx, Spans(key_at, times, times + gap_us))
         if is_late.any():
             self._drop_late(batch, ctx, is_late, counts)
             batch = batch.filter(pa.array(~is_late))
@@ -194,14 +196,16 @@ class WindowAggregate(Aggregation):
         session_keys = keys.take(pa.array(unions.keys[changed]))
         self._keep(ctx, session_keys, pa.array(unions.ends[changed]), taken, more[changed])
 
-    def _find_late(self, ctx: ColumnContext, known: Spans, rows: Spans) -> Bools:
-        """Mark rows whose session alone would be gone, and that touch no session in state."""
+    def _find_late(self, ctx: ColumnContext, rows: Spans) -> Bools:
+        """Mark rows whose session alone would be gone, and that touch none of the parent's."""
         removed_us = self._removal_us(ctx)
         if removed_us is None:
             return np.zeros(len(rows.keys), np.bool_)
         is_late: Bools = rows.ends <= removed_us
         if is_late.any():
-            alone = Spans(*(column[is_late] for column in rows))
+            # Not those of this epoch: it would depend on the calls that rows are cut into.
+            numbers, known = self._parent_sessions.find()
+            alone = Spans(numbers[rows.keys[is_late]], rows.starts[is_late], rows.ends[is_late])
             is_open = known.ends > removed_us
             is_late[is_late] = ~mark_touching(alone, Spans(*(c[is_open] for c in known)))
         return is_late

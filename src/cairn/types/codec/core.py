@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import reprlib
+import struct
 from collections.abc import Callable, Hashable
 from itertools import chain
 from typing import Any, NoReturn, TypeAlias
@@ -200,18 +201,16 @@ def write_plain(type: pa.DataType) -> Write:
     return write_leaf(type, lambda values: pa.array(values, type))
 
 
-def write_numbers(type: pa.DataType, dtype: npt.DTypeLike) -> Write:
-    """Return an encoder of Python numbers that fills an array of this type, the quickest way."""
+def write_numbers(type: pa.DataType, form: str) -> Write:
+    """Return an encoder of Python numbers of a form of `struct`, which packs them fastest."""
 
     def to_arrow(values: Values) -> pa.Array:
         try:
-            numbers = np.fromiter(values, dtype, len(values))
-        except (TypeError, ValueError, OverflowError):
+            packed = struct.pack(f"{len(values)}{form}", *values)
+        except (struct.error, OverflowError):
             # A null among them, or a number that Arrow refuses with a better message.
             return pa.array(values, type)
-        # numpy takes None for NaN.
-        has_nulls = numbers.dtype.kind == "f" and bool(np.isnan(numbers).any())
-        return pa.array(values, type) if has_nulls else pa.array(numbers)
+        return pa.Array.from_buffers(type, len(values), [None, pa.py_buffer(packed)])
 
     return write_leaf(type, to_arrow)
 

@@ -86,7 +86,7 @@ def integer_codec(type: pa.DataType) -> Codec:
         return values
 
     if type.bit_width == 64:
-        write = write_numbers(type, np.int64)
+        write = write_numbers(type, "q")
         return leaf(type, normalise_long, read, write=write, exact=int, blank=0)
     return leaf(type, normalise_short, read, blank=0)
 
@@ -133,7 +133,7 @@ def floating_codec(type: pa.DataType) -> Codec:
 
     wide = type.bit_width == 64
     normalise = normalise_double if wide else normalise_float
-    more: dict[str, Any] = {"exact": float, "write": write_numbers(type, np.float64)}
+    more: dict[str, Any] = {"exact": float, "write": write_numbers(type, "d")}
     return leaf(
         type,
         normalise,

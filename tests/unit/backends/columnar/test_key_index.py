@@ -49,6 +49,20 @@ def test_longs_have_the_positions_a_dict_would_give_them(steps: Any) -> None:
     assert len(index) == len(known)
 
 
+NAMES = st.integers(0, 9) | st.none()
+
+
+@given(st.lists(NAMES), st.lists(st.tuples(NAMES, st.integers(-2, 12))))
+def test_names_are_found_whatever_positions_are_likely(held: Any, asked: Any) -> None:
+    index = NameIndex([pa.int64()])
+    index.place([pa.array(held, pa.int64())])
+    keys = [pa.array([key for key, _ in asked], pa.int64())]
+    likely = np.array([position for _, position in asked], np.int64)
+    guesses = likely.copy()
+    assert index.find(keys, likely).tolist() == index.find(keys).tolist()
+    assert likely.tolist() == guesses.tolist(), "they belong to another table"
+
+
 @pytest.mark.parametrize("stride", [1, 7, 1 << 20, 1 << 32, 1 << 45, -(1 << 53)])
 def test_keys_in_any_pattern_are_found_in_a_few_steps(stride: int) -> None:
     index, known = NameIndex([pa.int64()]), {}

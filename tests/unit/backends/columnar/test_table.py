@@ -26,7 +26,7 @@ def made(declaration: state.Declaration, key_type: pa.DataType) -> tuple[ColumnT
     table = make_batch_table(declaration, key_type, make_backend("heap", ""), GROUP_COUNT)
     assert isinstance(table, ColumnTable)
     table.assign(range(GROUP_COUNT))
-    return table, make_batch_handle(table, GROUP_COUNT)
+    return table, make_batch_handle(table)
 
 
 def keys_of(count: int, seed: int, type_: pa.DataType) -> pa.Array:

@@ -24,7 +24,7 @@ def make(request: Any, tmp_path: Path) -> Any:
         backend = make_backend(request.param, str(tmp_path / "state"), 64 << 20)
         table = make_batch_table(declaration, pa.int64(), backend, 4)
         table.assign(range(4))
-        return table, make_batch_handle(table, 4)
+        return table, make_batch_handle(table)
 
     return make
 

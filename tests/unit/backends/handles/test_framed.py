@@ -28,6 +28,20 @@ ROWS = st.lists(st.tuples(KEYS, st.lists(COMMANDS, max_size=3)), max_size=12)
 EPOCHS = st.lists(ROWS, min_size=1, max_size=3)
 
 
+class Mean:
+    def create(self) -> Any:
+        return (0, 0.0)
+
+    def add(self, held: Any, value: float) -> Any:
+        return (held[0] + 1, held[1] + value)
+
+    def merge(self, left: Any, right: Any) -> Any:
+        return (left[0] + right[0], left[1] + right[1])
+
+    def result(self, held: Any) -> float:
+        return float(held[1] / held[0])
+
+
 def group_of(key: int | None) -> int:
     return 0 if key is None else key % GROUP_COUNT
 
@@ -117,6 +131,69 @@ def test_frames_agree_with_a_dict_and_their_borders_leave_no_trace(
         assert deltas[0] == deltas[2]
 
 
+STRUCT = "struct<n: bigint, s: struct<x: double, d: date>>"
+PARTS = st.none() | st.tuples(st.floats(allow_nan=False) | st.none(), st.dates() | st.none())
+STRUCTS = st.none() | st.tuples(st.integers(-5, 5) | st.none(), PARTS)
+
+
+@given(st.lists(st.lists(st.tuples(KEYS, STRUCTS), max_size=6), min_size=1, max_size=4))
+def test_structs_are_read_as_they_were_set_before_and_after_a_restore(
+    frames: list[list[Any]],
+) -> None:
+    slot, held = Slot(state.Value(STRUCT)), {}
+    for rows in frames:
+        keys = [key for key, _ in rows]
+        groups = np.array([group_of(key) for key in keys], np.int64)
+        places = slot.frame.open(codec(pa.int64()).encode(keys), groups)
+        for slot.scope.at, (key, value) in zip(places, rows, strict=True):
+            assert slot.handle.get() == held.pop(key, None)
+            slot.handle.set(value)
+            if value is not None:
+                held[key] = value
+        slot.frame.close()
+    delta = slot.table.delta()
+    slot.table.promote()
+    assert held_contents(slot.table) == held
+    restored = Slot(state.Value(STRUCT)).table
+    if delta is not None:
+        restored.apply(delta)
+    assert held_contents(restored) == held
+
+
+BOTH = st.tuples(KEYS, st.lists(st.tuples(st.sampled_from("ab"), COMMANDS), max_size=4))
+
+
+@given(st.lists(st.lists(BOTH, max_size=8), min_size=1, max_size=5))
+def test_two_states_of_a_frame_agree_with_dicts_whichever_rows_write_them(
+    frames: list[list[Any]],
+) -> None:
+    slots = {name: Slot() for name in "ab"}
+    scope, frame = slots["a"].scope, Frame()
+    handles: dict[str, Any] = {}
+    for name, slot in slots.items():
+        handles[name] = make_handle(slot.table, scope)
+        frame.add(handles[name])
+    held: dict[str, dict[Any, int]] = {"a": {}, "b": {}}
+    for number, rows in enumerate(frames):
+        keys = codec(pa.int64()).encode([key for key, _ in rows])
+        groups = [group_of(key) for key, _ in rows]
+        places = frame.open(keys, np.array(groups, np.int64))
+        for scope.at, (key, commands) in zip(places, rows, strict=True):
+            for name, command in commands:
+                if command == "get":
+                    assert handles[name].get(-2) == held[name].get(key, -2)
+                elif command == "set":
+                    handles[name].set(number)
+                    held[name][key] = number
+                else:
+                    handles[name].clear()
+                    held[name].pop(key, None)
+        frame.close()
+    for name, slot in slots.items():
+        slot.table.promote()
+        assert held_contents(slot.table) == held[name]
+
+
 def test_a_frame_that_is_dropped_has_written_nothing() -> None:
     slot = Slot()
     slot.run([(1, ["set"])], [7])
@@ -150,6 +227,17 @@ def test_reducing_and_aggregating_state_goes_by_frames_too() -> None:
     assert held_contents(slot.table) == {1: 10, 2: 5}
 
 
+def test_an_aggregate_with_a_struct_goes_by_frames_too() -> None:
+    slot = Slot(state.Aggregating("struct<n: bigint, s: double>", Mean()))
+    for number in (1.0, 4.0):
+        places = slot.frame.open(pa.array([1, 2, 1]), np.array([1, 0, 1]))
+        for slot.scope.at in places:
+            slot.handle.add(number)
+        slot.frame.close()
+    slot.table.promote()
+    assert held_contents(slot.table) == {1: (4, 10.0), 2: (2, 5.0)}
+
+
 def test_state_is_refused_where_no_key_is_at_hand() -> None:
     slot = Slot()
     slot.scope.group = NoKey("process_broadcast()")
@@ -164,6 +252,10 @@ def test_state_is_refused_where_no_key_is_at_hand() -> None:
         (state.Value("long"), True),
         (state.Value("timestamp"), True),
         (state.Reducing("double", max), True),
+        (state.Value("struct<n: bigint, s: struct<at: timestamp, d: decimal(9,2)>>"), True),
+        (state.Aggregating("struct<n: bigint, s: double>", Mean()), True),
+        (state.Value("struct<n: bigint, t: string>"), False),
+        (state.Value("struct<>"), False),
         (state.Value("string"), False),
         (state.Value(object), False),
         (state.Value("long", ttl="1 hour"), False),
@@ -171,7 +263,7 @@ def test_state_is_refused_where_no_key_is_at_hand() -> None:
         (state.Map("long", "long"), False),
     ],
 )
-def test_numbers_and_times_without_ttl_lie_in_arrays(
+def test_numbers_times_and_structs_of_them_without_ttl_lie_in_arrays(
     declaration: Any, in_arrays: bool, tmp_path: Any
 ) -> None:
     declaration.name = "s"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from cairn.driver.coordinator.compaction import BASE_BYTES_MIN, FAN_IN, due
@@ -120,6 +121,14 @@ def compacted(name: str, compaction: Compaction, part: RangeState, as_of: int) -
 
 
 def test_rocksdb_writes_bases_sooner_because_they_cost_less() -> None:
-    files = [base(8 * BASE_BYTES_MIN), *deltas(2, length=3 * BASE_BYTES_MIN)]
-    assert due(files, "heap") is None
-    assert due(files, "rocksdb") == Compaction("base", 3, 0)
+    whole = base(8 * BASE_BYTES_MIN)
+    shared = msgspec.structs.replace(whole, format="rocksdb")
+    more = deltas(2, length=3 * BASE_BYTES_MIN)
+    assert due([whole, *more], "heap") is None
+    assert due([shared, *more], "rocksdb") == Compaction("base", 3, 0)
+
+
+def test_state_in_memory_has_bases_as_rarely_with_rocksdb_as_on_the_heap() -> None:
+    whole = base(8 * BASE_BYTES_MIN)
+    assert due([whole, *deltas(2, length=3 * BASE_BYTES_MIN)], "rocksdb") is None
+    assert due([whole, *deltas(2, length=17 * BASE_BYTES_MIN)], "rocksdb") is not None

@@ -68,6 +68,20 @@ def test_windows_are_those_of_a_model_row_by_row(spec: WindowSpec, lateness_ms: 
     check()
 
 
+@pytest.mark.parametrize("calls", [[(86, 95)], [(86,), (95,)], [(95,), (86,)]])
+def test_a_late_row_joins_no_session_of_its_own_epoch_however_rows_are_cut(
+    calls: list[tuple[int, ...]],
+) -> None:
+    job = Aggregated(WindowPlan(Session(10)))
+    # Key 2 has a session that is open in state: row 86 touches it.
+    job.epoch((2, 96, 0), watermark_ms=101)
+    for times in calls:
+        job.push(*((key, at, at) for at in times for key in (1, 2)))
+    assert job.harness._operator.late_rows == 1
+    assert job.end(watermark_ms=1000) == []
+    assert job.epoch() == [(1, 95, 105, 1, 95), (2, 86, 106, 3, 95)]
+
+
 def test_a_window_is_emitted_when_the_watermark_reaches_its_end() -> None:
     job = Aggregated(WindowPlan(Tumbling(10)))
     assert job.epoch((1, 3, 5), (1, 9, 6), (1, 10, 7), watermark_ms=9) == []

@@ -1,0 +1,363 @@
+"""State of batches in arrays, as far as memory goes; the other rows are in RocksDB.
+
+As long as all of a state fits, RocksDB has none of it: reading, writing and bases are those of the
+heap. When it does not fit, its rows are written to RocksDB, and those that were used least recently
+leave the arrays. From then on the arrays are a cache: names that are not in them are read from
+RocksDB, a batch at a time, and rows that changed are handed to RocksDB when a base begins or memory
+is short.
+
+Always true here:
+- a name that has a position is newest there, whether it has a value or not; RocksDB is asked for
+  all others, unless the table is whole;
+- `dirty` marks the positions whose committed content RocksDB lacks, `stored` those of which RocksDB
+  has a row;
+- rows leave the arrays between epochs only, when RocksDB has them;
+- a table that is read by ranges of entries is whole: RocksDB's rows are ordered by key. So are the
+  tables beside rows of joins (`mapped_rows`), of which RocksDB has none.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from cairn.backends.columnar.key_index import NameIndex
+from cairn.backends.columnar.name_parts import Ints
+from cairn.backends.columnar.spread import Array, Arrays, Columns, Form, grow
+from cairn.backends.columnar.table import PIECE_ROWS, Bools, ColumnTable
+from cairn.backends.contract import Backend, Content
+from cairn.backends.heap.backend import empty_rows
+from cairn.backends.layout import MapLayout
+from cairn.backends.rocksdb.stored_columns import Stored, StoredColumns
+from cairn.key_groups import key_groups
+from cairn.state import Declaration
+from cairn.storage.manifest import Held
+from cairn.types.codec import Codec, Datum, Key
+
+if TYPE_CHECKING:
+    from cairn.backends.rocksdb.backend import RocksBackend
+
+_POSITION_BYTES = 48
+"""Flags, key group, number of the last use, and the places in the list of a key."""
+
+
+class SpillTable(ColumnTable):
+    """Value or map state in arrays over RocksDB."""
+
+    backend: RocksBackend
+
+    def __init__(
+        self, declaration: Declaration, key_type: pa.DataType, backend: Backend, group_count: int
+    ) -> None:
+        super().__init__(declaration, key_type, backend, group_count)
+        # A write reads names that are not here, and both hold the lock.
+        self._lock = threading.RLock()  # type: ignore[assignment]
+        self.is_whole = True
+        """The arrays have all rows."""
+        self._is_ranged = False
+        self._below = StoredColumns(self, self.backend, self._types)
+        self._tick = 0
+        """Number of the running epoch, as far as the order of uses goes."""
+        self.backend.columns[self.name] = self
+
+    def _clear(self, form: Form) -> None:
+        super()._clear(form)
+        self._dirty: Bools = np.empty(0, np.bool_)
+        self._stored: Bools = np.empty(0, np.bool_)
+        self._used = np.empty(0, np.int32)
+        self._known_keys = NameIndex(self._types[:1])
+        """Keys whose entries are all here."""
+
+    def _reserve(self, count: int) -> None:
+        super()._reserve(count)
+        if self._values.size > len(self._dirty):
+            self._dirty = grow(self._dirty, self._values.size)
+            self._stored = grow(self._stored, self._values.size)
+            self._used = grow(self._used, self._values.size)
+
+    @property
+    def nbytes(self) -> int:
+        """Estimate of the memory that names and values take."""
+        width = sum(dtype.itemsize for dtype in self._form.dtypes) + _POSITION_BYTES
+        return len(self._index) * width + self._index.nbytes + self._form.text_bytes
+
+    # Reading
+
+    def find(self, names: Sequence[pa.Array], likely: Ints | None = None) -> Ints:
+        positions = super().find(names, likely)
+        if self.is_whole:
+            return positions
+        missing = np.flatnonzero(positions < 0)
+        if len(missing) and self._recall([array.take(pa.array(missing)) for array in names]):
+            self._asked = None
+            positions = super().find(names)
+        if len(self._used):
+            self._used[positions] = self._tick
+        return positions
+
+    def _recall(self, names: list[pa.Array]) -> bool:
+        """Read names that have no position from RocksDB; False if all are of other subtasks."""
+        _, firsts = NameIndex(self._types).place(names)
+        names = [array.take(pa.array(firsts)) for array in names]
+        groups = key_groups(names[0], self.keys.arrow, self._group_count)
+        owned = (groups >= self.groups.start) & (groups < self.groups.stop)
+        if not owned.all():
+            names = [array.filter(pa.array(owned)) for array in names]
+            groups = groups[owned]
+        if not len(groups):
+            return False
+        column, is_held = self._below.read(names, groups)
+        self._take_in(names, column, is_held, groups)
+        return True
+
+    def _take_in(
+        self, names: Sequence[pa.Array], column: pa.Array, is_held: Bools, groups: Array
+    ) -> None:
+        """Give new names the content that RocksDB has of them."""
+        with self._lock:
+            positions = self._load(names, self._form.split(column), groups, is_held)
+            self._dirty[positions] = False
+            self._stored[positions] = is_held
+            self._used[positions] = self._tick
+
+    def entries_of(self, keys: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
+        if not self.is_whole:
+            self._recall_maps(keys)
+        return super().entries_of(keys)
+
+    def _recall_maps(self, keys: pa.Array) -> None:
+        """Read all entries of keys from RocksDB."""
+        unknown = np.flatnonzero(self._known_keys.find([keys]) < 0)
+        if not len(unknown):
+            return
+        keys = keys.take(pa.array(unknown))
+        _, firsts = NameIndex(self._types[:1]).place([keys])
+        keys = keys.take(pa.array(firsts))
+        groups = key_groups(keys, self.keys.arrow, self._group_count)
+        owned = (groups >= self.groups.start) & (groups < self.groups.stop)
+        keys, groups = keys.filter(pa.array(owned)), groups[owned]
+        at, entries, column = self._below.read_maps(keys, groups)
+        if len(at):
+            self._take_in_new([keys.take(pa.array(at)), entries], column, groups[at])
+        self._known_keys.place([keys])
+
+    def _take_in_new(self, names: list[pa.Array], column: pa.Array, groups: Array) -> None:
+        """Give those of the names that are not here the values that RocksDB has."""
+        new = np.flatnonzero(self._index.find(names) < 0)
+        if len(new):
+            taken = pa.array(new)
+            names = [array.take(taken) for array in names]
+            self._take_in(names, column.take(taken), np.ones(len(new), np.bool_), groups[new])
+
+    @property
+    def _entry_codec(self) -> Codec:
+        assert isinstance(self.layout, MapLayout)
+        return self.layout.entries
+
+    def entries_between(self, low: Datum, high: Datum) -> tuple[pa.Array, pa.Array, pa.Array]:
+        self._make_whole()
+        return super().entries_between(low, high)
+
+    def entry_above(self, low: int | None) -> int | None:
+        self._make_whole()
+        return super().entry_above(low)
+
+    def _make_whole(self) -> None:
+        """Read all rows, and keep them from now on."""
+        self._is_ranged = True
+        if self.is_whole:
+            return
+        for group in self.groups:
+            found = [
+                (key, entry, value)
+                for key, held in self._below.rows(group).items()
+                for entry, value in held.items()
+            ]
+            for start in range(0, len(found), PIECE_ROWS):
+                keys, entries, values = zip(*found[start : start + PIECE_ROWS], strict=True)
+                names = [self.keys.encode(list(keys)), self._entry_codec.encode(list(entries))]
+                column = self.values.encode(list(values))
+                self._take_in_new(names, column, np.full(len(keys), group))
+        self.is_whole = True
+
+    # Rows that RocksDB lacks
+
+    def collect(self) -> None:
+        """Write the committed rows that RocksDB lacks."""
+        count = len(self._index)
+        dirty = np.flatnonzero(self._dirty[:count])
+        if not len(dirty):
+            return
+        values = self._values
+        if len(self._touched.positions()):
+            values = values.copy_first(count)
+            self._touched.put_back(values)
+        dirty = dirty[np.argsort(self._groups[dirty], kind="stable")]
+        groups = self._groups[dirty].astype(np.int64)
+        for database, places in self._below.prepare(groups, is_first=self.is_whole):
+            at = dirty[places]
+            self._below.write(database, self._pieces_to_store(at, values))
+            self._dirty[at] = False
+            self._stored[at] = self._committed[at]
+
+    def _pieces_to_store(self, at: Ints, values: Columns) -> Iterator[Stored]:
+        """Yield positions, which are by key group, in pieces of whole groups."""
+        ends = np.flatnonzero(np.diff(self._groups[at], append=-1)) + 1
+        start = 0
+        for end in ends.tolist():
+            if end - start >= PIECE_ROWS or end == len(at):
+                piece, start = at[start:end], end
+                yield Stored(
+                    self._index.arrays(piece),
+                    self._groups[piece].astype(np.int64),
+                    self._form.join(values.take(piece)),
+                    self._committed[piece],
+                    self._stored[piece],
+                )
+
+    def spill_if_full(self) -> None:
+        """Keep the rows in memory that were used last. Called between epochs."""
+        size, size_max = self.nbytes, self.backend.table_bytes_max
+        if size <= size_max or self._is_ranged or self.backend.run_tables:
+            return
+        self.collect()
+        count = len(self._index)
+        kept_count = count * size_max // (2 * size)
+        used = self._used[:count]
+        is_kept = np.zeros(count, np.bool_)
+        if kept_count:
+            is_kept[np.argpartition(used, count - kept_count)[count - kept_count :]] = True
+        with self._lock:
+            self.is_whole = False
+            self._retain(is_kept)
+
+    # Epochs
+
+    def assign(self, groups: range) -> None:
+        leaving = [group for group in self.groups if group not in groups]
+        if leaving:
+            self._remove(lambda held: (held < groups.start) | (held >= groups.stop))
+        for group in leaving:
+            self.backend.drop(self.name, group)
+            self.rows[group] = empty_rows(self.declaration.layout)
+        for group in groups:
+            if group not in self.groups:
+                self.rows[group] = self.backend.rows(self.name, group)
+        self.groups = groups
+        self._note_rows()
+
+    def forget(self, groups: range) -> None:
+        self._remove(lambda held: (held >= groups.start) & (held < groups.stop))
+        for group in groups:
+            if group in self.groups:
+                self.backend.drop(self.name, group)
+                self.rows[group] = self.backend.rows(self.name, group)
+        self._note_rows()
+
+    def _remove(self, is_gone: Callable[[Array], Array]) -> None:
+        """Drop the rows of some key groups. Called between epochs, without pending changes."""
+        self.rollback()
+        with self._lock:
+            self._retain(~is_gone(self._groups[: len(self._index)]))
+
+    def _note_rows(self) -> None:
+        """See whether RocksDB has rows of the table."""
+        if not self._below.is_used():
+            self.is_whole = True
+            self._below.forget_filter()
+
+    def note_loaded(self) -> None:
+        """RocksDB has rows that were not read here."""
+        self.is_whole = False
+        self._below.forget_filter()
+
+    def promote(self) -> None:
+        touched = self._touched.positions()
+        self._dirty[touched] = True
+        self._used[touched] = self._tick
+        self._tick += 1
+        super().promote()
+        self.spill_if_full()
+
+    def apply(self, batch: pa.RecordBatch) -> None:
+        if not self.is_whole:
+            self.find(self._names(batch))
+        super().apply(batch)
+        self.spill_if_full()
+
+    def _load(
+        self, names: Sequence[pa.Array], values: Arrays, groups: Array, is_live: Bools
+    ) -> Ints:
+        positions = super()._load(names, values, groups, is_live)
+        self._dirty[positions] = True
+        return positions
+
+    def _lay_out(self) -> None:
+        self._retain(np.ones(len(self._index), np.bool_))
+
+    def _retain(self, is_kept: Bools) -> None:
+        """Assign positions again, to these names that have a value or that RocksDB must delete."""
+        count = len(self._index)
+        is_needed = self._committed[:count] | (self._dirty[:count] & self._stored[:count])
+        held = np.flatnonzero(is_kept & is_needed)
+        names, groups, is_held = self._index.arrays(held), self._groups[held], self._committed[held]
+        flags = self._dirty[held], self._stored[held], self._used[held]
+        form, values = self._form.renew(self._values.take(held))
+        self._clear(form)
+        positions = self._load(names, values, groups, is_held)
+        self._dirty[positions], self._stored[positions], self._used[positions] = flags
+
+    # Stored rows
+
+    def freeze(self) -> Iterator[pa.RecordBatch] | None:
+        return self._freeze() if self.is_whole else None
+
+    def dump(self) -> Iterator[pa.RecordBatch]:
+        if self.is_whole:
+            return self._freeze()
+        self.collect()
+        return self._dump_rows()
+
+    def _dump_rows(self) -> Iterator[pa.RecordBatch]:
+        for group in self.groups:
+            held = dict(self._below.rows(group).items())
+            if held:
+                yield self.layout.batch([group], [held])
+
+    def count_held(self) -> Held:
+        if self.is_whole:
+            return super().count_held()
+        count = len(self._index)
+        live, stored = self._live[:count], self._stored[:count]
+        more = int(np.count_nonzero(live & ~stored)) - int(np.count_nonzero(stored & ~live))
+        keys, entries = self._below.count()
+        # The entries per key are assumed to be those of RocksDB's rows.
+        keys_now = round(keys * (entries + more) / entries) if entries else more
+        return Held(keys_now, entries + more)
+
+    # Lookups, on other threads
+
+    def look_up(self, places: Sequence[tuple[int, Key]], *, finished: bool) -> list[Content] | None:
+        # All of it: the running epoch may read a name from RocksDB meanwhile.
+        with self._lock:
+            found = super().look_up(places, finished=finished)
+            if self.is_whole or found is None:
+                return found
+            keys = self.keys.encode([key for _, key in places])
+            if not self.is_map:
+                for at in np.flatnonzero(self._index.find([keys]) < 0).tolist():
+                    group, key = places[at]
+                    found[at] = self._below.rows(group).peek(key)
+                return found
+            below = [self._below.rows(group).peek(key) or {} for group, key in places]
+            if len(self._index):
+                rows, positions = self._positions_of(keys)
+                entries = self._entry_codec.decode_keys(self._index.arrays(positions)[1])
+                for row, entry in zip(rows.tolist(), entries, strict=True):
+                    below[row].pop(entry, None)
+        merged = [{**less, **(held or {})} for less, held in zip(below, found, strict=True)]
+        return [held or None for held in merged]

@@ -1,0 +1,234 @@
+"""Rows of one state in RocksDB, by the batch: names and values are columns.
+
+A name is a key, or a key and an entry of its map. The rows are those that `rows` and `containers`
+read and write one by one.
+
+Always true here:
+- nothing is kept in memory but a filter of the names that were written;
+- the databases are written between epochs, when no base still needs them as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cairn.backends.columnar.key_index import NameIndex
+from cairn.backends.columnar.name_parts import Ints
+from cairn.backends.rocksdb.containers import RocksMapRows
+from cairn.backends.rocksdb.database import Database, Op
+from cairn.backends.rocksdb.name_filter import NameFilter
+from cairn.backends.rocksdb.packed_columns import is_packable, pack_columns, unpack_column
+from cairn.backends.rocksdb.rows import RocksRows
+from cairn.key_groups import hash_names
+
+if TYPE_CHECKING:
+    from cairn.backends.overlay import Table
+    from cairn.backends.rocksdb.backend import RocksBackend
+
+Bools = npt.NDArray[np.bool_]
+_NULL = pa.scalar(None, pa.binary())
+
+
+class Stored(NamedTuple):
+    """Rows to write, of one piece of key groups."""
+
+    names: Sequence[pa.Array]
+    groups: Ints
+    values: pa.Array
+    is_held: Bools
+    """False deletes."""
+    was_held: Bools
+
+
+class StoredColumns:
+    """The rows of a table in arrays that are in RocksDB."""
+
+    def __init__(self, table: Table, backend: RocksBackend, types: Sequence[pa.DataType]) -> None:
+        self._table = table
+        self._backend = backend
+        self._types = types
+        self._packing = backend.packings()[table.name]
+        self._filter: NameFilter | None = None
+        """Names that RocksDB may have; None if it may have any, or has none."""
+
+    def rows(self, group: int) -> RocksRows:
+        return cast(RocksRows, self._table.rows[group])
+
+    def is_used(self) -> bool:
+        """True if RocksDB has, or has had, rows of the table."""
+        return any(self.rows(group).database for group in self._table.groups)
+
+    def forget_filter(self) -> None:
+        """Ask RocksDB for all names from now on."""
+        self._filter = None
+
+    def count(self) -> tuple[int, int]:
+        """Return the number of keys and of rows."""
+        rows = [self.rows(group) for group in self._table.groups]
+        return sum(map(len, rows)), sum(each.entry_count() for each in rows)
+
+    # Reading
+
+    def read(self, names: list[pa.Array], groups: Ints) -> tuple[pa.Array, Bools]:
+        """Return the values of names, and which names there are."""
+        likely = np.arange(len(groups))
+        if self._filter is not None:
+            likely = np.flatnonzero(self._filter.may_have(hash_names(names, self._types)))
+        raws, at = [pa.nulls(1, pa.binary())], np.zeros(len(groups), np.int64)
+        row_count = 1
+        for database, places in self._by_database(groups[likely]):
+            if database is not None:
+                places = likely[places]
+                some = [array.take(pa.array(places)) for array in names]
+                packed = self._pack_names(database, some, groups[places])
+                # In the order of the files, so that blocks are read once.
+                order = pc.sort_indices(packed)
+                found = database.get_many(packed.take(order).to_pylist())
+                raws.append(pa.array(found, pa.binary()))
+                at[places[order.to_numpy()]] = np.arange(row_count, row_count + len(places))
+                row_count += len(places)
+        held = pa.concat_arrays(raws).take(pa.array(at))
+        return self._unpack_values(held), held.is_valid().to_numpy(zero_copy_only=False)
+
+    def read_maps(self, keys: pa.Array, groups: Ints) -> tuple[Ints, pa.Array, pa.Array]:
+        """Return all entries of keys: the index of the key, entry and value of each."""
+        at: list[int] = []
+        entries: list[bytes] = []
+        raws: list[bytes] = []
+        held = np.flatnonzero(self._read_headers(keys, groups))
+        for database, places in self._by_database(groups[held]):
+            assert database is not None, "it has headers"
+            places = held[places]
+            headers = self._pack_names(database, [keys.take(pa.array(places))], groups[places])
+            for place, header in zip(places.tolist(), headers.to_pylist(), strict=True):
+                found = list(database.scan(header))[1:]
+                at += [place] * len(found)
+                entries += [name[len(header) :] for name, _ in found]
+                raws += [raw for _, raw in found]
+        column = self._unpack_values(pa.array(raws, pa.binary()))
+        return np.array(at, np.int64), self._unpack_entries(entries), column
+
+    def _read_headers(self, keys: pa.Array, groups: Ints) -> Ints:
+        """Return the number of entries of each key."""
+        counts = np.zeros(len(keys), np.int64)
+        for database, at in self._by_database(groups):
+            if database is not None:
+                packed = self._pack_names(database, [keys.take(pa.array(at))], groups[at])
+                raws = pa.array(database.get_many(packed.to_pylist()), pa.binary())
+                counts[at] = unpack_column(raws, pa.int64()).fill_null(0).to_numpy()
+        return counts
+
+    def _by_database(self, groups: Ints) -> Iterator[tuple[Database | None, Ints]]:
+        """Yield each database of these key groups, and where its groups are."""
+        databases: dict[Database | None, list[int]] = {}
+        for group in np.unique(groups).tolist():
+            databases.setdefault(self.rows(group).database, []).append(group)
+        for database, owned in databases.items():
+            yield database, np.flatnonzero(np.isin(groups, owned))
+
+    # Writing
+
+    def prepare(self, groups: Ints, *, is_first: bool) -> list[tuple[Database, Ints]]:
+        """Return the databases that take rows of these key groups, and where their groups are."""
+        self._backend.settle_base()
+        if is_first and not self.is_used():
+            self._filter = NameFilter(self._backend.filter_bytes_max)
+        for group in np.unique(groups).tolist():
+            rows = self.rows(group)
+            if rows.database is None:
+                rows.bind(self._backend.database_of(group))
+        return [(database, at) for database, at in self._by_database(groups) if database]
+
+    def write(self, database: Database, pieces: Iterator[Stored]) -> None:
+        """Write rows; each piece has whole key groups, later ones than the piece before."""
+        writer = database.write_sorted()
+        try:
+            for piece in pieces:
+                writer.add(self._ops(database, piece))
+            writer.finish()
+        finally:
+            writer.discard()
+
+    def _ops(self, database: Database, piece: Stored) -> Iterator[Op]:
+        """Return rows as database operations, in order, and count them."""
+        names, groups = piece.names, piece.groups
+        added = piece.is_held.astype(np.int64) - piece.was_held
+        if self._filter is not None:
+            self._filter.add(hash_names(names, self._types))
+        keys = self._pack_names(database, names, groups)
+        contents = self._pack_values(piece.values)
+        if not piece.is_held.all():
+            contents = pc.if_else(pa.array(piece.is_held), contents, _NULL)
+        if len(names) > 1:
+            headers = self._headers(database, names[0], groups, added)
+            keys = pa.concat_arrays([keys, headers[0]])
+            contents = pa.concat_arrays([contents, headers[1]])
+        else:
+            self._add_counts(groups, added, added)
+        order = pc.sort_indices(keys).to_pylist()
+        rows = list(zip(keys.to_pylist(), contents.to_pylist(), strict=True))
+        return map(rows.__getitem__, order)
+
+    def _headers(
+        self, database: Database, owners: pa.Array, groups: Ints, added: Ints
+    ) -> tuple[pa.Array, pa.Array]:
+        """Return the rows with the numbers of entries of keys."""
+        numbers, firsts = NameIndex(self._types[:1]).place([owners])
+        keys, groups = owners.take(pa.array(firsts)), groups[firsts]
+        more = np.bincount(numbers, added, len(firsts)).astype(np.int64)
+        before = self._read_headers(keys, groups)
+        counts = before + more
+        self._add_counts(groups, (counts > 0).astype(np.int64) - (before > 0), more)
+        contents = pc.if_else(pa.array(counts > 0), pack_columns([pa.array(counts)]), _NULL)
+        return self._pack_names(database, [keys], groups), contents
+
+    def _add_counts(self, groups: Ints, keys: Ints, entries: Ints) -> None:
+        for group in np.unique(groups).tolist():
+            rows, is_here = self.rows(group), groups == group
+            rows.held += int(keys[is_here].sum())
+            if isinstance(rows, RocksMapRows):
+                rows.entries_held += int(entries[is_here].sum())
+
+    # The bytes of rows
+
+    def _pack_names(self, database: Database, names: Sequence[pa.Array], groups: Ints) -> pa.Array:
+        """Return the keys of names, or of the headers of maps, in a database."""
+        prefix = database.prefix(self._table.name, 0)
+        head = np.empty((len(groups), len(prefix)), np.uint8)
+        head[:] = np.frombuffer(prefix, np.uint8)
+        head[:, :2] = groups.astype(">u2").view(np.uint8).reshape(-1, 2)
+        if all(is_packable(type) for type in self._types):
+            return pack_columns(names, head=head, are_keys=True)
+        packing = self._packing
+        keys = [packing.key(key) for key in packing.keys.decode_keys(names[0])]
+        if len(names) > 1:
+            assert packing.entries is not None
+            entries = packing.entries.decode_keys(names[1])
+            keys = [key + packing.entry(e) for key, e in zip(keys, entries, strict=True)]
+        return pa.array([bytes(h) + k for h, k in zip(head, keys, strict=True)], pa.binary())
+
+    def _pack_values(self, values: pa.Array) -> pa.Array:
+        if is_packable(values.type):
+            return pack_columns([values])
+        packing = self._packing
+        return pa.array([packing.value(v) for v in packing.values.decode(values)], pa.binary())
+
+    def _unpack_values(self, raws: pa.Array) -> pa.Array:
+        values = self._packing.values
+        if is_packable(values.arrow):
+            return unpack_column(raws, values.arrow)
+        unpack = self._packing.value_of
+        return values.encode([None if raw is None else unpack(raw) for raw in raws.to_pylist()])
+
+    def _unpack_entries(self, raws: list[bytes]) -> pa.Array:
+        if is_packable(self._types[1]):
+            return unpack_column(pa.array(raws, pa.binary()), self._types[1])
+        entries = self._packing.entries
+        assert entries is not None
+        return entries.encode([self._packing.entry_of(raw) for raw in raws])
