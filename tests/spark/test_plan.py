@@ -110,6 +110,20 @@ def test_job_without_state_reaches_its_sinks_without_a_shuffle(
     assert [stages for _, stages in spark_jobs(spark, run)] == [1, 1]
 
 
+def test_shuffles_within_one_process_are_not_compressed(spark):
+    assert spark.sparkContext.getConf().get("spark.shuffle.compress") == "false"
+
+
+def test_rows_of_one_sink_that_drops_them_are_counted_by_the_action(spark, make_input, tmp_path):
+    rows = make_input(ROWS).add((1, None, "a"), (2, None, "b")).add((3, None, "c"), (5, None, "c"))
+    job = Job("dropped", max_parallelism=16)
+    source = job.source("rows", rows.stream(spark), event_time="t")
+    source.transform(lambda df: df.where("k % 2 = 1")).sink_to(sinks.Noop(), uid="odd")
+    run = finish(job, tmp_path / "checkpoint", parallelism=2)
+    assert [epoch.rows_out for epoch in run.epochs()][::-1] == [1, 2]
+    assert run.slots() == []
+
+
 def test_job_whose_sinks_drop_all_rows_counts_them_once_and_starts_no_slots(
     spark, make_input, tmp_path
 ):

@@ -53,6 +53,9 @@ def start_session(settings: Mapping[str, str], java: str, *, is_quiet: bool) -> 
     progress.say("starting Spark")
     settings = dict(settings)
     is_local = _is_local(settings)
+    if is_local:
+        # Files of shuffles are read where they are written: to compress them only takes time.
+        settings.setdefault("spark.shuffle.compress", "false")
     # Ahead of need only with what is certain to be needed: the Python that slots will run on.
     is_same_python = is_local and _is_our_python(os.environ.get("PYSPARK_PYTHON", ""))
     if is_same_python:

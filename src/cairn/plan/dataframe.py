@@ -146,11 +146,13 @@ class Planner:
     def count(self, rows: DataFrame, parts: Sequence[DataFrame] | None = None) -> Observed:
         """Compute the rows of a batch, which sinks drop; return what was observed.
 
-        For a job that needs no slots: one Spark action, without Python.
+        For a job that needs no slots: one Spark action, without Python. A job with one stream of
+        rows has no use for event times, and the action counts the rows.
         """
-        rows = self._open(rows, parts, observed=True)
         level = self.graph.levels[0]
         dropped = self._find_dropped(level)
+        ports = {port for edge in level.counted for port in edge.inputs}
+        rows = self._open(rows, parts, observed=len(ports) > 1)
         found = self._share_sources(level, dropped)
         frames: dict[Port, DataFrame] = {}
         found += [self._transform(rows, port, frames) for port in dropped]
@@ -158,8 +160,10 @@ class Planner:
         computed, *others = [frame._jdf.queryExecution().toRdd() for frame in found]
         for other in others:
             computed = computed.union(other)
-        computed.count()
-        return self.read_observed(*found)
+        count = int(computed.count())
+        if len(ports) > 1:
+            return self.read_observed(*found)
+        return Observed({}, {edge.consumer: count for edge in level.counted})
 
     # Event times and counted rows
 
