@@ -293,20 +293,23 @@ def _table(head: Row, rows: list[Row]) -> str:
 
 
 def nexmark() -> str:
-    """Return the table of Nexmark: a row per query, better and worse."""
+    """Return the table of Nexmark: a column per query, better and worse."""
     heap, disk = result("nexmark"), result("nexmark_rocksdb")
-    columns = {
+    peers = {
         "Flink SQL, heap": (heap, "flink"),
         "Flink SQL, RocksDB": (disk, "flink"),
         "Spark's streaming SQL": (heap, "spark"),
     }
+    queries = list(heap["ratios"]["flink"])
     rows = [
-        (query, *(_ratio(found["ratios"][peer].get(query)) for found, peer in columns.values()))
-        for query in heap["ratios"]["flink"]
+        (
+            name,
+            *(_ratio(found["ratios"][peer].get(query)) for query in queries),
+            _ratio(found["geometric_mean"][peer]),
+        )
+        for name, (found, peer) in peers.items()
     ]
-    means = (found["geometric_mean"][peer] for found, peer in columns.values())
-    rows.append(("geometric mean", *map(_ratio, means)))
-    return _table(("cairn's rows/s over those of", *columns), rows)
+    return _table(("cairn over", *queries, "mean"), rows)
 
 
 def _ratio(ratio: float | None) -> str:

@@ -60,6 +60,8 @@ def test_numbers_of_readme_and_benchmarks_page_are_those_of_the_results() -> Non
     for text, table in pages.items():
         assert script["fill_in"](text, table) == text, "run bench/readme.py"
     assert len(pages[README].splitlines()) <= 2 + 10, "ten numbers are enough for a README"
+    marks = script["NEXMARK_START"], script["NEXMARK_END"]
+    assert script["fill_in"](README, script["nexmark"](), *marks) == README, "run bench/readme.py"
 
 
 def start_program(folder: Path, on: Attachment | None = None) -> subprocess.Popen[str]:
