@@ -214,7 +214,7 @@ def near_full_manifest(checkpoint):
 
 
 def are_bases_written(store):
-    """Whether slots have written a base that no epoch has yet, or the newest epoch has all."""
+    """True if a slot has written a base that no epoch names yet, or the newest epoch has all."""
     kept = list(Log(store).lineage())
     ranges = [part for operator in kept[0].operators.values() for part in operator.ranges]
     unreported = {found.path for found in store.list("state/")} - object_paths(kept)

@@ -1,8 +1,8 @@
 """The limit of bytes in a batch that Spark sends to Python.
 
-Spark compares a batch with the limit after every row, which takes a microsecond: a quarter of
-the time that a row takes in the JVM. So the limit is lifted where rows are known to be small. The
-number of rows in a batch has a limit in any case.
+Spark compares a batch with the limit after every row, which takes about a microsecond. So the
+limit is lifted where rows are known to be small. The number of rows in a batch has a limit in any
+case.
 
 Always true here:
 - it holds as long as the size of rows is unknown, and in every attempt after a failed one;
