@@ -26,9 +26,9 @@ class Chains:
         self._next = np.empty(0, np.int64)
         self._count = 0
 
-    def extend(self, index: NameIndex, count_max: int | None = None) -> bool:
+    def extend(self, index: NameIndex, count_max: int) -> bool:
         """Add new positions of the index, at most `count_max`; True if none is left."""
-        end = len(index) if count_max is None else min(len(index), self._count + count_max)
+        end = min(len(index), self._count + count_max)
         new = np.arange(self._count, end)
         if not len(new):
             return True

@@ -99,12 +99,16 @@ class RowTable(Table):
             self._fresh = with_run(self._fresh, run)
 
     def _place(self, keys: pa.Array) -> Ints:
-        numbers, firsts = self._keys.place([keys])
-        if len(firsts):
-            new = keys if len(firsts) == len(keys) else keys.take(pa.array(firsts))
+        numbers = self._keys.find([keys])
+        missing = np.flatnonzero(numbers < 0)
+        if len(missing):
+            new = keys if len(missing) == len(keys) else keys.take(pa.array(missing))
             groups = key_groups(new, self.keys.arrow, self._group_count)
+            # Before they are added: a key that has a number is not checked again.
             self.check_owned(new, groups)
-            self._set_groups(numbers[firsts], groups)
+            placed, firsts = self._keys.add([new])
+            self._set_groups(placed[firsts], groups[firsts])
+            numbers[missing] = placed
         return numbers
 
     def _set_groups(self, numbers: Ints, groups: Array) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cairn.backends.columnar.texts import Texts
+from cairn.backends.columnar.texts import MOVED_ROWS, Texts
 from cairn.types.codec import codec
 
 Array = npt.NDArray[Any]
@@ -139,7 +139,14 @@ class TextForm(Form):
 
     def renew(self, arrays: Arrays) -> tuple[Form, Arrays]:
         fresh = TextForm(self.type)
-        return fresh, fresh.split(self.join(arrays))
+        valid, places = arrays
+        assert places is not None
+        moved = np.empty(len(places), np.int64)
+        for start in range(0, len(places), MOVED_ROWS):
+            piece = slice(start, start + MOVED_ROWS)
+            some = self.join([None if valid is None else valid[piece], places[piece]])
+            moved[piece] = fresh._texts.add(some)
+        return fresh, [valid, moved]
 
 
 class ObjectForm(Form):

@@ -40,6 +40,7 @@ from cairn.backends.columnar.spread import (
     grow,
     is_fixed,
 )
+from cairn.backends.columnar.texts import MOVED_ROWS
 from cairn.backends.columnar.touched import Mark, Touched
 from cairn.backends.contract import Backend, Content
 from cairn.backends.journal import Journal
@@ -51,7 +52,7 @@ from cairn.types.codec import Datum, Key, codec
 from cairn.types.codec.core import cast_to
 
 CHAINED_AT_ONCE = 100_000
-"""Entries that one lookup adds to the lists of their keys."""
+"""Entries that are added to the lists of their keys at once; a lookup adds no more."""
 PIECE_ROWS = 32 * 1024
 DEAD_MIN = 4096
 TEXT_BYTES_MIN = 16 << 20
@@ -243,11 +244,12 @@ class ColumnTable(Table):
 
     def _positions_of(self, keys: pa.Array) -> tuple[Ints, Ints]:
         """Return the positions of all entries of these keys: row of `keys`, position."""
-        self._extend_chains()
+        while not self._extend_chains(CHAINED_AT_ONCE):
+            pass
         assert self._chains is not None, "just made"
         return self._chains.positions(keys)
 
-    def _extend_chains(self, count_max: int | None = None) -> bool:
+    def _extend_chains(self, count_max: int) -> bool:
         if self._chains is None:
             self._chains = Chains(self._types[0])
         return self._chains.extend(self._index, count_max)
@@ -451,12 +453,21 @@ class ColumnTable(Table):
 
     def _lay_out(self) -> None:
         """Assign positions again, to names that have a value only."""
-        held = np.flatnonzero(self._committed[: len(self._index)])
-        names = self._index.arrays(held)
+        self._move(np.flatnonzero(self._committed[: len(self._index)]))
+
+    def _move(self, held: Ints) -> Ints:
+        """Assign positions again, to the names at these positions only; return the new ones."""
+        index, groups, is_held = self._index, self._groups[held], self._committed[held]
         form, values = self._form.renew(self._values.take(held))
-        groups = self._groups[held]
         self._clear(form)
-        self._load(names, values, groups, np.ones(len(held), np.bool_))
+        placed = [np.empty(0, np.int64)]
+        # In pieces, because one array holds no more than 2 GB of text.
+        for start in range(0, len(held), MOVED_ROWS):
+            piece = slice(start, start + MOVED_ROWS)
+            some = [None if array is None else array[piece] for array in values]
+            names = index.arrays(held[piece])
+            placed.append(self._load(names, some, groups[piece], is_held[piece]))
+        return np.concatenate(placed)
 
     def _load(
         self, names: Sequence[pa.Array], values: Arrays, groups: Array, is_live: Bools

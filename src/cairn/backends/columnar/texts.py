@@ -20,6 +20,9 @@ import pyarrow as pa
 Ints = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
 
+MOVED_ROWS = 256 * 1024
+"""Values that are moved to new texts at once."""
+
 
 class Texts:
     """Values of one type, `string` or `binary`."""

@@ -83,7 +83,8 @@ class SpillTable(ColumnTable):
     def nbytes(self) -> int:
         """Estimate of the memory that names and values take."""
         width = sum(dtype.itemsize for dtype in self._form.dtypes) + _POSITION_BYTES
-        return len(self._index) * width + self._index.nbytes + self._form.text_bytes
+        names = self._index.nbytes + self._known_keys.nbytes
+        return len(self._index) * width + names + self._form.text_bytes
 
     # Reading
 
@@ -304,11 +305,8 @@ class SpillTable(ColumnTable):
         count = len(self._index)
         is_needed = self._committed[:count] | (self._dirty[:count] & self._stored[:count])
         held = np.flatnonzero(is_kept & is_needed)
-        names, groups, is_held = self._index.arrays(held), self._groups[held], self._committed[held]
         flags = self._dirty[held], self._stored[held], self._used[held]
-        form, values = self._form.renew(self._values.take(held))
-        self._clear(form)
-        positions = self._load(names, values, groups, is_held)
+        positions = self._move(held)
         self._dirty[positions], self._stored[positions], self._used[positions] = flags
 
     # Stored rows

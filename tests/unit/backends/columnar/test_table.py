@@ -10,10 +10,11 @@ import pytest
 
 from cairn import state
 from cairn.backends import make_backend
-from cairn.backends.columnar import chains
+from cairn.backends.columnar import chains, spread
 from cairn.backends.columnar import table as columns
 from cairn.backends.columnar.key_index import NameIndex
 from cairn.backends.columnar.table import ColumnTable
+from cairn.backends.columnar.texts import Texts
 from cairn.backends.handles import make_batch_handle, make_batch_table
 from cairn.key_groups import key_groups
 from cairn.storage.manifest import Held
@@ -198,3 +199,30 @@ def test_keys_of_a_large_map_are_counted_again_when_much_was_written(
     assert counts == 1
     assert write(list(range(20)), [4] * 20) == (100, 230)
     assert counts == 2
+
+
+def test_texts_are_moved_in_pieces_because_an_array_holds_2_gb(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows_max = 100
+    take = Texts.take
+
+    def take_few(texts: Texts, places: Any, valid: Any) -> pa.Array:
+        assert len(places) <= rows_max, "more than one array holds"
+        return take(texts, places, valid)
+
+    monkeypatch.setattr(columns, "MOVED_ROWS", rows_max)
+    monkeypatch.setattr(spread, "MOVED_ROWS", rows_max)
+    monkeypatch.setattr(columns, "CHAINED_AT_ONCE", rows_max)
+    table, handle = made(state.Map("string", "string"), pa.string())
+    names = [f"a key of more than fifteen bytes {at}" for at in range(1_000)]
+    for start in range(0, 1_000, rows_max):
+        some = pa.array(names[start : start + rows_max])
+        handle.put_many(some, some, some)
+    table.promote()
+    monkeypatch.setattr(Texts, "take", take_few)
+    table._lay_out()
+    rows, entries, values = handle.of_keys(pa.array([names[7], names[999]]))
+    assert rows.to_pylist() == [0, 1]
+    assert entries.to_pylist() == values.to_pylist() == [names[7], names[999]]
+    assert len(table._index) == table.count_held().entries == 1_000

@@ -449,7 +449,8 @@ def test_a_manifest_that_lists_other_files_than_the_index_is_refused(new_slot: N
     slot = new_slot()
     slot.fill(10)
     ref = slot.write()
-    ref.objects.append("state/000000000003/other.sst")
+    other = "state/000000000003/other.sst"
+    ref = msgspec.structs.replace(ref, objects=(*ref.objects, other))
     with pytest.raises(CorruptFileError, match="other files"):
         verify_rocksdb_base(slot.store, ref)
 

@@ -170,3 +170,17 @@ def test_content_of_a_joins_rows_is_in_files_when_it_does_not_fit(tmp_path: Path
     found_texts = found.rows(slot.handle.row_type).field("text").to_pylist()
     assert found_texts == [f"{epoch} 7 " + "x" * 1000 for epoch in range(20)]
     slot.backend.close()
+
+
+def test_keys_known_to_have_no_entries_are_kept_within_the_memory(tmp_path: Path) -> None:
+    slot = Slot(tmp_path, MEMORY_BYTES, state.Map("long", "string"))
+    keys = pa.array(range(COUNT))
+    slot.handle.put_many(keys, keys, pa.array([f"value of {key}" for key in range(COUNT)]))
+    slot.table.promote()
+    assert not slot.table.is_whole
+    for start in range(COUNT, 6 * COUNT, COUNT):
+        assert not len(slot.handle.of_keys(pa.array(range(start, start + COUNT)))[0])
+        slot.table.promote()
+        assert slot.table._known_keys.nbytes <= MEMORY_BYTES
+    assert slot.handle.of_keys(pa.array([7]))[2].to_pylist() == ["value of 7"]
+    slot.backend.close()
