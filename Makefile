@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-BENCHMARKS := keyed_count epoch_overhead first_epoch state_growth windows aggregates skew ttl flink nexmark rescale async_base incremental recovery alignment chaining sinks latency query read_state metrics
+BENCHMARKS := keyed_count epoch_overhead first_epoch state_growth windows aggregates skew ttl flink nexmark rescale async_base incremental recovery alignment chaining sinks latency query read_state metrics scale
 
 .DEFAULT_GOAL := help
 .PHONY: help venv check test soak bench demo docs clean
@@ -36,6 +36,7 @@ bench: $(READY) ## The benchmarks, one after the other
 	@set -e; for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python bench/$$name.py; done
 	@set -e; for options in "--backend rocksdb" "--api aggregate" "--api process_batch"; do \
 	  echo "== keyed_count $$options"; $(BIN)/python bench/keyed_count.py $$options; done
+	@echo "== scale --largest"; $(BIN)/python bench/scale.py --largest
 	@echo "== ttl --backend rocksdb"; $(BIN)/python bench/ttl.py --backend rocksdb
 	@echo "== nexmark --backend rocksdb"; $(BIN)/python bench/nexmark.py --backend rocksdb
 

@@ -106,7 +106,7 @@ class Slot:
     def _begin(self) -> Begin:
         return Begin(
             run_id="bench", term=1, epoch=self.number, execution=Execution(), parent=None, now_ms=0,
-            watermark_ms=None, parallelism=1, versions={}, compactions={}, inline_bytes_max=0,
+            watermark_ms=None, parallelism=1, group_count=GROUP_COUNT, inline_bytes_max=0,
         )  # fmt: skip
 
 

@@ -233,6 +233,7 @@ def _snapshots() -> list[Row]:
 
 def _outside() -> list[Row]:
     latency, query, tables = result("latency"), result("query"), result("read_state")
+    scale = result("scale")
     bare, one, four = latency["p50_of_bare"], *query["busy"]
     of = result("sinks")["of_plain"]
     kinds = [
@@ -268,6 +269,13 @@ def _outside() -> list[Row]:
             f"state store, {tables['ratio']['rocksdb']:.2f} × with RocksDB "
             f"({tables['rows_per_s']['cairn']:,} rows/s)",
             "`bench/read_state.py`",
+        ),
+        (
+            "The driver's time per epoch with 1,000 subtasks, ten operators and 10 TB of state, "
+            "played without Spark; CPU alone; bytes that each Spark task carries",
+            f"{scale['times_driver_time']:.1f} × that with 100 subtasks; "
+            f"{scale['times_driver_cpu']:.1f} ×; {scale['task_carries_times']:.2f} ×",
+            "`bench/scale.py`",
         ),
     ]
 

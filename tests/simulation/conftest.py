@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cairn.driver.coordinator import compaction, epoch
+from cairn.protocol import parts
 from cairn.storage import manifest, source_logs
 
 
@@ -13,5 +14,7 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compaction, "FAN_IN", 3)
     monkeypatch.setattr(compaction, "BASE_BYTES_MIN", 15_000)
     monkeypatch.setattr(epoch, "INLINE_BYTES_MAX", 3_000)
+    # Of one subtask in the message, of several in an object.
+    monkeypatch.setattr(parts, "INLINE_BYTES_MAX", 400)
     monkeypatch.setattr(manifest, "FULL_EVERY", 5)
     monkeypatch.setattr(source_logs, "LINES_BYTES_MAX", 120)

@@ -40,7 +40,12 @@ JVM_SETTINGS: Final = (
     "spark.driver.defaultJavaOptions",
     "spark.driver.extraClassPath",
 )
-_VARIABLES: Final = ("SPARK_SUBMIT_OPTS", "JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS")
+JVM_VARIABLES: Final = (
+    "SPARK_SUBMIT_OPTS",
+    "JDK_JAVA_OPTIONS",
+    "JAVA_TOOL_OPTIONS",
+    "_JAVA_OPTIONS",
+)
 _OWN_ARCHIVE: Final = ("SharedArchiveFile", "ArchiveClassesAtExit", "-Xshare", "-XX:AOT")
 # The JVM would print why it does not use an archive that does not fit.
 _SILENT: Final = "-Xlog:disable -Xlog:all=error:stderr"
@@ -83,7 +88,7 @@ def find_archive(java: str, jars: Path, settings: Mapping[str, str]) -> Archive 
     if os.environ.get(VARIABLE) == "0":
         return None
     given = {name: settings[name] for name in JVM_SETTINGS if name in settings}
-    variables = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+    variables = {name: os.environ[name] for name in JVM_VARIABLES if name in os.environ}
     options = " ".join([*given.values(), *variables.values()])
     if any(mark in options for mark in (*_OWN_ARCHIVE, "-Xlog")):
         return None

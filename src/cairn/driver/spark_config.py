@@ -28,6 +28,8 @@ EPOCH_CONFIG = {
     BATCH_BYTES: str(BATCH_BYTES_MAX),
     # The rows of a single subtask are one partition, whatever size Spark expects them to have.
     "spark.sql.maxSinglePartitionBytes": str(2**63 - 1),
+    # The plan of a batch says that it is a stream's; it is planned once more, with the job.
+    "spark.sql.streaming.unsupportedOperationCheck": "false",
     "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
     "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",
     # Subtasks run even if the optimizer finds that no rows will come.

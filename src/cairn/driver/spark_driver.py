@@ -25,6 +25,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from cairn.driver.coordinator.batch_limit import BATCH_BYTES_MAX, BatchLimit
 from cairn.driver.coordinator.partials import PartialChoice
+from cairn.driver.coordinator.quiet_collector import pause_collector
 from cairn.driver.coordinator.rounds import Outcome
 from cairn.driver.roster import Roster, SlotInfo
 from cairn.driver.spark_config import BATCH_BYTES, set_epoch_config
@@ -45,7 +46,7 @@ from cairn.plan.frames import (
 )
 from cairn.plan.graph import Graph, TransformNode
 from cairn.plan.measures import Observed
-from cairn.plan.parts import take_apart
+from cairn.plan.parts import Batch, count_rows, open_batch
 from cairn.plan.pruning import find_read
 from cairn.plan.sql import is_keyed
 from cairn.protocol.lookups import DoorSpec, this_host
@@ -280,7 +281,8 @@ class SparkDriver:
             context.setLocalProperty(TASK_PROPERTY, None)
         if failure is not None:
             raise as_cairn_error(failure, begin.epoch)
-        decoded = [report_decoder.decode(r) for r in self._reports.value]
+        with pause_collector():
+            decoded = [report_decoder.decode(r) for r in self._reports.value]
         # A task of an attempt before may have ended only now.
         mine = begin.epoch, begin.execution
         reports = [r for r in decoded[before:] if (r.epoch, r.execution) == mine]
@@ -303,13 +305,18 @@ class SparkDriver:
 
     def _act(self, rows: DataFrame, begin: Begin, *, is_batch: bool) -> tuple[list[Ack], Observed]:
         """Run the Spark action of an attempt."""
+        batch = self._open_batch(rows, is_batch)
         if self.graph.needs_slots:
-            planned = self.planner.epoch(rows, self._take_apart(rows, is_batch), observed=is_batch)
-            acks = [ack_decoder.decode(row.ack) for row in planned.collect()]
-            return acks, self.planner.read_observed(planned)
+            planned = self.planner.epoch(batch.rows, batch.parts, observed=is_batch)
+            answers = planned.collect()
+            with pause_collector():
+                acks = [ack_decoder.decode(row.ack) for row in answers]
+            count_rows(batch, self.planner.planned)
+            return acks, self.planner.read_observed()
         observed = Observed({}, {})
         if is_batch:
-            observed = self.planner.count(rows, self._take_apart(rows, is_batch))
+            observed = self.planner.count(batch.rows, batch.parts)
+            count_rows(batch, self.planner.planned)
         # Slots would have nothing to do, so the driver acknowledges for them.
         return [Ack(0, subtask, [], {}) for subtask in range(begin.parallelism)], observed
 
@@ -319,12 +326,11 @@ class SparkDriver:
             session.conf.set(BATCH_BYTES, chosen)
             self._batch_bytes = chosen
 
-    def _take_apart(self, rows: DataFrame, is_batch: bool) -> list[DataFrame] | None:
-        """Return the rows source by source; None if there is one source, or it cannot be known."""
+    def _open_batch(self, rows: DataFrame, is_batch: bool) -> Batch:
         count = len(self.graph.sources)
-        if not is_batch:
-            return [rows] * count  # There are none.
-        return take_apart(self.spark, rows, count) if count > 1 else None
+        if is_batch:
+            return open_batch(self.spark, rows, count)
+        return Batch(rows, [rows] * count, [])  # There are none.
 
     def _sources_ms(self, reports: Sequence[Report]) -> int | None:
         """From the first to the last of the tasks that read the sources to finish."""

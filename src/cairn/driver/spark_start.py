@@ -16,6 +16,7 @@ import atexit
 import contextlib
 import importlib
 import os
+import re
 import shutil
 import sys
 import threading
@@ -25,7 +26,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from cairn.driver import progress
-from cairn.driver.class_archive import Archive, find_archive, make_in_background
+from cairn.driver.class_archive import (
+    JVM_VARIABLES,
+    Archive,
+    find_archive,
+    make_in_background,
+)
 from cairn.driver.interrupts import call_aside, hold_interrupts
 from cairn.driver.spark_noise import Relay
 from cairn.logs import logger
@@ -34,6 +40,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+_COLLECTOR: Final = re.compile(r"-XX:\+Use\w+GC\b")
 _NEEDED_BY_RUNS: Final = ("cairn.run", "cairn.driver.spark_driver", "pandas")
 _CONNECT: Final = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_API_MODE")
 
@@ -56,6 +63,7 @@ def start_session(settings: Mapping[str, str], java: str, *, is_quiet: bool) -> 
     if is_local:
         # Files of shuffles are read where they are written: to compress them only takes time.
         settings.setdefault("spark.shuffle.compress", "false")
+        settings[_JAVA_OPTIONS] = choose_collector(settings)
     # Ahead of need only with what is certain to be needed: the Python that slots will run on.
     is_same_python = is_local and _is_our_python(os.environ.get("PYSPARK_PYTHON", ""))
     if is_same_python:
@@ -81,16 +89,42 @@ def start_session(settings: Mapping[str, str], java: str, *, is_quiet: bool) -> 
     return spark
 
 
+def choose_collector(settings: Mapping[str, str]) -> str:
+    """Return the options of the JVM, with the parallel collector unless another one is chosen.
+
+    Rows live for one batch. G1 pays at every write of a reference to keep pauses short, which
+    nothing here needs; the parallel collector takes about a tenth less CPU time.
+    """
+    given = settings.get(_JAVA_OPTIONS, "")
+    chosen = [given, settings.get("spark.driver.defaultJavaOptions", ""), _spark_defaults()]
+    chosen += [os.environ.get(name, "") for name in JVM_VARIABLES]
+    # A JVM does not start with two of them.
+    if any(_COLLECTOR.search(options) for options in chosen):
+        return given
+    return f"{given} -XX:+UseParallelGC".strip()
+
+
+def _spark_defaults() -> str:
+    """Return the text of spark-defaults.conf, which may have options for the JVM."""
+    try:
+        return (_conf_folder() / "spark-defaults.conf").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _conf_folder() -> Path:
+    from pyspark.find_spark_home import _find_spark_home
+
+    return Path(os.environ.get("SPARK_CONF_DIR") or Path(_find_spark_home()) / "conf")
+
+
 def _is_local(settings: Mapping[str, str]) -> bool:
     """True if the executor will be the JVM that is started here; False where that is not sure."""
     master = settings.get("spark.master")
     if master is not None:
         return master == "local" or master.startswith("local[")
-    from pyspark.find_spark_home import _find_spark_home
-
-    folder = os.environ.get("SPARK_CONF_DIR") or os.path.join(_find_spark_home(), "conf")
     is_set = "MASTER" in os.environ or "PYSPARK_SUBMIT_ARGS" in os.environ
-    return not is_set and not os.path.exists(os.path.join(folder, "spark-defaults.conf"))
+    return not is_set and not (_conf_folder() / "spark-defaults.conf").exists()
 
 
 def _is_our_python(python: str) -> bool:

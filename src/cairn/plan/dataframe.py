@@ -80,6 +80,8 @@ class Planner:
         self._taps = taps(graph)
         self._cuts: list[DataFrame] = []
         """Frames of the epoch planned last that later frames begin with."""
+        self.planned: list[DataFrame] = []
+        """All frames of the epoch planned last."""
         self.grouped: frozenset[str] = frozenset()
         """Operators that Spark aggregates ahead for, in the epoch at hand."""
         self._observes = True
@@ -122,6 +124,7 @@ class Planner:
         rows = self._open(rows, parts, observed=observed)
         for level in self.graph.levels:
             rows = self._run(self._feed(rows, level), level)
+        self.planned = [*self._cuts, rows]
         return rows
 
     def _open(
@@ -156,24 +159,25 @@ class Planner:
         found = self._share_sources(level, dropped)
         frames: dict[Port, DataFrame] = {}
         found += [self._transform(rows, port, frames) for port in dropped]
+        self.planned = [*self._cuts, *found]
         # Not `DataFrame.count`: Spark would compute only what the number needs.
         computed, *others = [frame._jdf.queryExecution().toRdd() for frame in found]
         for other in others:
             computed = computed.union(other)
         count = int(computed.count())
         if len(ports) > 1:
-            return self.read_observed(*found)
+            return self.read_observed()
         return Observed({}, {edge.consumer: count for edge in level.counted})
 
     # Event times and counted rows
 
-    def read_observed(self, *frames: DataFrame) -> Observed:
+    def read_observed(self) -> Observed:
         """Return what was observed, once the frames of an epoch are computed."""
         found = Observed({}, {})
         # Read from the query that ran: listeners are called later, and for failures too. The driver
         # collects it as tasks end, so an executor that is lost later takes nothing along. A task
         # that runs again reports the same: times stay as they are, rows are counted again.
-        for frame in (*self._cuts, *frames):
+        for frame in self.planned:
             metrics = frame._jdf.queryExecution().observedMetrics()
             for name, measures in self._observations.items():
                 row = metrics.get(name)

@@ -1,18 +1,26 @@
-"""The rows of a batch, source by source.
+"""The rows of a batch, out of Spark's own plan of it.
+
+`foreachBatch` hands over finished rows: Spark has planned the batch up to there. A job that goes on
+from those rows copies each row once more, and none of its filters and columns reaches the files.
+Where a batch only reads files, its logical plan is taken instead, and planned together with the
+job. All other batches go on from the rows.
 
 Spark runs several sources as one query and hands their rows over together, in a lane each.
 Picking the rows of one source out of them would read all sources. Spark's own plan of the batch
 still has them apart: a union, whose parts begin with the number of their lane.
 
 Always true here:
+- a plan is run again only if that gives the same rows: it reads files that never change, and
+  all of its expressions are deterministic; so sources that plan their reads are asked once;
 - a part has the rows of one source, because its plan says so; if the plan looks otherwise,
   the rows stay together;
-- each part is run once, as a part of Spark's plan, so that Spark counts what its sources read.
+- each part is run once, and Spark counts what its sources read.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -20,31 +28,97 @@ from cairn.logs import logger
 from cairn.protocol.envelope import LANE
 
 QUERY_PROPERTY = "sql.streaming.queryId"
+_WRAPPERS = ("WholeStageCodegenExec", "InputAdapter")
+_REPEATABLE = frozenset(
+    ("Project", "Filter", "SubqueryAlias", "Union", "LogicalRelation", "LocalRelation")
+)
+"""Kinds of logical plans that keep nothing between batches."""
+_ROWS_METRIC = "numOutputRows"
 
 
-def take_apart(spark: SparkSession, rows: DataFrame, count: int) -> list[DataFrame] | None:
-    """Return the rows of each of `count` sources; None if Spark's plan does not tell.
+class Batch(NamedTuple):
+    """The rows of a batch, in the form that is cheapest to go on from."""
 
-    `rows` are those of the batch that the thread at hand runs, and `spark` started the query.
+    rows: DataFrame
+    parts: list[DataFrame] | None
+    """The rows source by source; None if there is one source, or it cannot be known."""
+    scans: list[Any]
+    """Spark's scans of the batch if other scans run in their place: they count no rows."""
+
+
+def open_batch(spark: SparkSession, rows: DataFrame, count: int) -> Batch:
+    """Return the rows of the batch that the thread at hand runs, read from `count` sources.
+
+    `spark` started the query, which has handed over `rows`.
     """
     try:
         query_id = spark.sparkContext.getLocalProperty(QUERY_PROPERTY)
-        query = spark._jsparkSession.streams().get(query_id)
-        plan = query.streamingQuery().lastExecution().executedPlan()
-        found = _find_parts(plan)
+        execution = spark._jsparkSession.streams().get(query_id).streamingQuery().lastExecution()
+        logical = execution.analyzed().children().apply(0)
+        is_repeatable = _is_repeatable(logical)
+        found = None
+        if count > 1:
+            found = _find_parts(logical if is_repeatable else execution.executedPlan())
+        make = _plan_rows if is_repeatable else _compute_rows
+        parts = None if found is None else _frames(rows, found, count, make)
+        if not is_repeatable or (count > 1 and parts is None):
+            return Batch(rows, parts, [])
+        return Batch(_plan_rows(rows, logical), parts, list(_scans(execution.executedPlan())))
     except Exception as error:
         logger.debug("the rows of all sources are read together: %s", error)
-        return None
-    if found is None:
-        return None
-    return [_frame(rows, found.get(lane, [])) for lane in range(count)]
+        return Batch(rows, None, [])
+
+
+def count_rows(batch: Batch, frames: Iterable[DataFrame]) -> None:
+    """Set the numbers of rows that the scans of Spark's own plan would have counted.
+
+    `frames` were computed in their place. Spark's progress and its listeners show the numbers.
+    """
+    try:
+        ran = [scan for f in frames for scan in _scans(f._jdf.queryExecution().executedPlan())]
+        for scan in batch.scans:
+            relation, metric = scan.relation(), _metric(scan)
+            metric.set(0)  # A failed attempt may have set it.
+            for other in ran:
+                if other.relation().equals(relation):
+                    metric.add(_metric(other).value())
+    except Exception as error:
+        logger.debug("Spark's progress of a batch has no number of rows: %s", error)
+
+
+def _metric(scan: Any) -> Any:
+    return scan.metrics().apply(_ROWS_METRIC)
+
+
+def _scans(plan: Any) -> Iterator[Any]:
+    """Yield the scans of files in a physical plan."""
+    for leaf in items(plan.collectLeaves()):
+        if _kind(leaf) == "FileSourceScanExec":
+            yield leaf
+
+
+def _is_repeatable(plan: Any) -> bool:
+    """True if a logical plan gives the same rows whenever it is run."""
+    if not plan.deterministic():
+        return False
+    ahead = [plan]
+    while ahead:
+        node = ahead.pop()
+        kind = _kind(node)
+        if kind not in _REPEATABLE:
+            return False
+        if kind == "LogicalRelation" and _kind(node.relation()) != "HadoopFsRelation":
+            return False
+        ahead += items(node.children())
+    return True
 
 
 def _find_parts(plan: Any) -> dict[int, list[Any]] | None:
-    """Return the physical plans of each lane; None if one of them has no number."""
+    """Return the plans of each lane, logical or physical; None if one of them has no number."""
     found: dict[int, list[Any]] = {}
     root = _open(plan)
-    for part in items(root.children()) if _kind(root) == "UnionExec" else [plan]:
+    is_union = _kind(root) in ("Union", "UnionExec")
+    for part in items(root.children()) if is_union else [plan]:
         inner = _open(part)
         if _kind(inner) == "LocalTableScanExec" and inner.rows().isEmpty():
             continue  # Its source has no new rows.
@@ -57,29 +131,46 @@ def _find_parts(plan: Any) -> dict[int, list[Any]] | None:
 
 def _lane_of(plan: Any) -> int | None:
     """Return the number that all rows of a plan begin with; None if it is not known."""
-    if _kind(plan) != "ProjectExec":
+    if _kind(plan) not in ("Project", "ProjectExec"):
         return None
     first = plan.projectList().apply(0)
     is_number = _kind(first) == "Alias" and _kind(first.child()) == "Literal"
     return int(first.child().value()) if is_number and first.name() == LANE else None
 
 
-def _frame(rows: DataFrame, plans: list[Any]) -> DataFrame:
-    """Return the rows of some plans as one frame, with the schema of all rows."""
+def _frames(rows: DataFrame, found: dict[int, list[Any]], count: int, make: Any) -> list[DataFrame]:
+    """Return the rows of each lane as one frame, with the schema of all rows."""
+    return [_unite(rows, [make(rows, plan) for plan in found.get(at, [])]) for at in range(count)]
+
+
+def _unite(rows: DataFrame, made: Sequence[DataFrame]) -> DataFrame:
+    if not made:
+        session, schema = rows.sparkSession, rows._jdf.schema()
+        none = session._jvm.java.util.ArrayList()
+        return DataFrame(session._jsparkSession.createDataFrame(none, schema), session)
+    frame = made[0]
+    for other in made[1:]:
+        frame = frame.union(other)
+    return frame
+
+
+def _plan_rows(rows: DataFrame, plan: Any) -> DataFrame:
+    """Return the rows of a logical plan."""
+    session = rows.sparkSession
+    made = session._jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, plan)
+    return DataFrame(made, session)
+
+
+def _compute_rows(rows: DataFrame, plan: Any) -> DataFrame:
+    """Return the rows of a physical plan."""
     session, schema = rows.sparkSession, rows._jdf.schema()
-    jvm, jsession = session._jvm, session._jsparkSession
-    frame: DataFrame | None = None
-    for plan in plans:
-        made = DataFrame(jsession.internalCreateDataFrame(plan.execute(), schema, False), session)
-        frame = made if frame is None else frame.union(made)
-    if frame is not None:
-        return frame
-    return DataFrame(jsession.createDataFrame(jvm.java.util.ArrayList(), schema), session)
+    made = session._jsparkSession.internalCreateDataFrame(plan.execute(), schema, False)
+    return DataFrame(made, session)
 
 
 def _open(plan: Any) -> Any:
     """Return the plan inside of those that only say how it is run."""
-    while _kind(plan) in ("WholeStageCodegenExec", "InputAdapter"):
+    while _kind(plan) in _WRAPPERS:
         plan = plan.child()
     return plan
 

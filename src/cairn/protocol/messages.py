@@ -1,6 +1,6 @@
 """Messages between driver, forwarder and slot.
 
-    begin   an execution starts: `now`, the parent epoch, the state versions
+    begin   an execution starts: `now`, the parent epoch, and per subtask the state versions
     run     batches of rows in, batches of the envelope out, the acknowledgement last
     end     a slot is not needed any more
 
@@ -13,7 +13,9 @@ state and input, because Spark compares the output of a stage that runs twice. T
 places vary between runs, so they travel beside them, as `Report`.
 
 Always true here:
-- a token orders attempts; a slot refuses every token older than the newest it has seen.
+- a token orders attempts; a slot refuses every token older than the newest it has seen;
+- messages hold no cycles, so Python's garbage collector does not track them (`gc=False`): a large
+  job has very many.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from cairn.metrics import UserMetrics
+from cairn.protocol.slots import slots_after
 from cairn.report.epoch import LetterSample
 from cairn.sinks.base import Execution
 from cairn.storage.files import StateFile
@@ -41,7 +44,7 @@ class Token(NamedTuple):
     task_attempt: int = 0
 
 
-class Compaction(msgspec.Struct, frozen=True, array_like=True):
+class Compaction(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An order to rewrite the last `count` files of a range, as a base or as one merged delta."""
 
     kind: Literal["base", "merge"]
@@ -49,7 +52,7 @@ class Compaction(msgspec.Struct, frozen=True, array_like=True):
     tier: int
 
 
-class Piece(msgspec.Struct, frozen=True, array_like=True):
+class Piece(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Key groups that come from another range, and their version there."""
 
     first_group: int
@@ -61,8 +64,32 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
         return range(self.first_group, self.first_group + self.group_count)
 
 
+class Part(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """The part of a begin message that only one subtask needs."""
+
+    versions: dict[str, str] = {}
+    """Per operator, the version of the state it must start from."""
+    compactions: dict[str, Compaction] = {}
+    """Per operator, files to rewrite in the background."""
+    pieces: dict[str, list[Piece]] = {}
+    """After a change of parallelism, per operator: the pieces of its range."""
+    settled: list[str] = []
+    """Ids of files written in the background that the slot need not report again."""
+
+
+class PartsAt(msgspec.Struct, frozen=True, array_like=True):
+    """An object with the parts of all subtasks, each in a record of the same length."""
+
+    path: str
+    record_bytes: int
+
+
 class Begin(msgspec.Struct, frozen=True):
-    """The start of an execution, fixed by the coordinator and the same for every subtask."""
+    """The start of an execution, fixed by the coordinator.
+
+    Every Spark task carries it, so its size must not grow with the parallelism: parts of many
+    subtasks are in an object (see `protocol/parts`).
+    """
 
     run_id: str
     term: int
@@ -73,17 +100,13 @@ class Begin(msgspec.Struct, frozen=True):
     watermark_ms: int | None
     """The watermark of the parent epoch: timers up to here are due."""
     parallelism: int
-    versions: dict[str, list[str]]
-    """Per operator and subtask, the version of the state it must start from."""
-    compactions: dict[str, dict[int, Compaction]]
-    """Per operator and subtask, files to rewrite in the background."""
+    group_count: int
     inline_bytes_max: int
-    slots: list[int] = []
-    """Per subtask, the slot that runs it; empty: the slot of the same number."""
-    pieces: dict[str, list[list[Piece]]] = {}
-    """After a change of parallelism, per operator and subtask: the pieces of each range."""
-    settled: list[str] = []
-    """Ids of files written in the background that slots need not report again."""
+    parts: dict[int, Part] = {}
+    """The part of each subtask; empty: they are in `parts_at`."""
+    parts_at: PartsAt | None = None
+    rescaled_from: tuple[int, ...] = ()
+    """Earlier parallelisms of the run, oldest first: with them the slot of a subtask is known."""
     rewrite: list[str] = []
     """Operators whose state is migrated and written as a base at once."""
 
@@ -104,7 +127,10 @@ class Begin(msgspec.Struct, frozen=True):
         return Token(self.term, self.epoch, self.execution, task_attempt)
 
     def slot(self, subtask: int) -> int:
-        return self.slots[subtask] if self.slots else subtask
+        """Return the slot that runs a subtask."""
+        if not self.rescaled_from:
+            return subtask
+        return slots_after((*self.rescaled_from, self.parallelism), self.group_count)[subtask]
 
 
 class End(msgspec.Struct, frozen=True, array_like=True, tag="end"):
@@ -118,7 +144,7 @@ class End(msgspec.Struct, frozen=True, array_like=True, tag="end"):
     """The execution that did without the slot; None: end whatever the slot has begun."""
 
 
-class Compacted(msgspec.Struct, frozen=True):
+class Compacted(msgspec.Struct, frozen=True, gc=False):
     """A file written in the background: a base as of an epoch, or several merged deltas."""
 
     uid: str
@@ -134,7 +160,7 @@ class Compacted(msgspec.Struct, frozen=True):
     ms: float
 
 
-class OperatorAck(msgspec.Struct, frozen=True):
+class OperatorAck(msgspec.Struct, frozen=True, gc=False):
     uid: str
     rows_in: int
     rows_out: int
@@ -155,7 +181,7 @@ class OperatorAck(msgspec.Struct, frozen=True):
     """In an aggregation, the partials that its rows are combined into, or would be."""
 
 
-class Ack(msgspec.Struct, frozen=True):
+class Ack(msgspec.Struct, frozen=True, gc=False):
     """A subtask has finished a level of an epoch; everything it names is durable."""
 
     level: int
@@ -166,7 +192,7 @@ class Ack(msgspec.Struct, frozen=True):
     """Per sink that no operator of the level feeds, the rows that came to it."""
 
 
-class Report(msgspec.Struct, frozen=True):
+class Report(msgspec.Struct, frozen=True, gc=False):
     """Measurements of a subtask, beside its acknowledgement."""
 
     level: int
@@ -196,8 +222,9 @@ class Report(msgspec.Struct, frozen=True):
     epoch: int = 0
     execution: Execution = Execution()
     """The execution that was measured. The report of a superseded one does not count."""
-    group_rows: dict[str, list[int]] = {}
-    """Per operator with keys, rows per bucket of key groups."""
+    group_rows: dict[str, tuple[int, list[int]]] = {}
+    """Per operator with keys, the first bucket of key groups with rows, and rows per bucket from
+    there: a subtask has rows of few buckets."""
     hot_keys: dict[str, list[tuple[str, int]]] = {}
     """Per operator with keys, the keys with most rows and about how many."""
     letters: dict[str, list[LetterSample]] = {}

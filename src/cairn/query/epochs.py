@@ -356,7 +356,7 @@ def _file_report(ref: FileRef) -> FileReport:
         path=ref.path,
         offset=ref.offset,
         length=ref.length,
-        objects=ref.objects,
+        objects=list(ref.objects),
     )
 
 

@@ -148,11 +148,10 @@ class Feedback:
 
 
 def take(
-    spec: FeedbackSpec, in_flight: InFlight, begin: Begin, groups: range, subtask: int,
-    parent: Callable[[], Epoch], store: Store, scratch: str,
+    spec: FeedbackSpec, in_flight: InFlight, begin: Begin, version: str, groups: range,
+    subtask: int, parent: Callable[[], Epoch], store: Store, scratch: str,
 ) -> Rows | None:  # fmt: skip
     """Return the rows sent back to an operator, in the order in which it processes them."""
-    version = begin.versions[spec.uid][subtask]
     # Called even for an empty version: it drops the rows that were processed last.
     rows = in_flight.get(spec.uid, version, begin)
     if version == EMPTY_VERSION:

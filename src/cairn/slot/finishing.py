@@ -10,6 +10,7 @@ Always true here:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pyarrow as pa
 
@@ -17,8 +18,8 @@ from cairn.protocol.messages import Begin, OperatorAck
 from cairn.slot.feedback import Feedback
 from cairn.slot.holding import Holding
 from cairn.slot.operator import Operator
-from cairn.storage.files import Kind, StateFile, encode_segment
-from cairn.storage.pack import write_segment
+from cairn.storage.files import Kind, StateFile, encode_parts
+from cairn.storage.pack import write_parts
 from cairn.storage.store import Store
 
 
@@ -33,7 +34,7 @@ class Finishing:
     def operator(self, operator: Operator) -> OperatorAck:
         """Store the changes of an operator's own state; return its acknowledgement."""
         changes, holding = operator.delta(), operator.state
-        stored = self._write(self._encode(holding.uid, changes)) if changes else None
+        stored = self._write(*self._encode(holding.uid, changes)) if changes else None
         holding.name_pending(None if stored is None else stored.id)
         event_timer_ms, processing_timer_ms = operator.earliest_timers()
         return OperatorAck(
@@ -57,8 +58,10 @@ class Finishing:
         is_writer = self._subtask == 0
         stored: StateFile | None = None
         if changes:
-            segment = self._encode(holding.uid, changes)
-            stored = self._write(segment) if is_writer else StateFile(segment.id, "delta", 0, 0)
+            segment, parts = self._encode(holding.uid, changes)
+            stored = StateFile(segment.id, "delta", 0, 0)
+            if is_writer:
+                stored = self._write(segment, parts)
         holding.name_pending(None if stored is None else stored.id)
         return OperatorAck(
             uid=holding.uid,
@@ -74,9 +77,9 @@ class Finishing:
         records = feedback.finish()
         stored = None
         if records:
-            segment = self._encode(uid, records, "base")
+            segment, parts = self._encode(uid, records, "base")
             if self._begin.is_last_round:
-                stored = self._write(segment)
+                stored = self._write(segment, parts)
             else:
                 stored = StateFile(segment.id, "base", 0, segment.rows)
             feedback.name_version(stored.id, self._begin)
@@ -84,12 +87,12 @@ class Finishing:
 
     def _encode(
         self, uid: str, states: Mapping[str, pa.RecordBatch], kind: Kind = "delta"
-    ) -> StateFile:
+    ) -> tuple[StateFile, list[Any]]:
         epoch = self._begin.epoch
-        return encode_segment(kind, uid, states, first_epoch=epoch, last_epoch=epoch)
+        return encode_parts(kind, uid, states, first_epoch=epoch, last_epoch=epoch)
 
-    def _write(self, segment: StateFile) -> StateFile:
+    def _write(self, segment: StateFile, parts: list[Any]) -> StateFile:
         begin = self._begin
-        return write_segment(
-            self._store, segment, begin.term, inline_bytes_max=begin.inline_bytes_max
+        return write_parts(
+            self._store, segment, parts, begin.term, inline_bytes_max=begin.inline_bytes_max
         )

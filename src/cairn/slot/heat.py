@@ -45,6 +45,17 @@ def bucket_rows(groups: np.ndarray[Any, Any]) -> list[Any]:
     return np.add.reduceat(groups, firsts).tolist()  # type: ignore[no-any-return]
 
 
+def bucket_count(group_count: int) -> int:
+    """Return the number of buckets of all key groups."""
+    return -(-group_count // bucket_groups(group_count))
+
+
+def cut_zeros(rows: Sequence[int]) -> tuple[int, list[int]]:
+    """Return the first bucket with rows, and the rows from there to the last one with any."""
+    used = [bucket for bucket, count in enumerate(rows) if count]
+    return (used[0], list(rows[used[0] : used[-1] + 1])) if used else (0, [])
+
+
 class Heat:
     """The rows of the epoch at hand, of one operator with keys in one subtask."""
 

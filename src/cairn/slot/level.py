@@ -33,7 +33,7 @@ from cairn.ids import new_id
 from cairn.key_groups import groups_of
 from cairn.logs import scope as log_scope
 from cairn.protocol.envelope import LANE
-from cairn.protocol.messages import Ack, Begin, Compacted, Report, Token
+from cairn.protocol.messages import Ack, Begin, Compacted, Compaction, Part, Report, Token
 from cairn.protocol.spec import (
     FeedbackSpec,
     InletSpec,
@@ -45,9 +45,11 @@ from cairn.slot.compactor import Compactor
 from cairn.slot.feedback import Feedback, InFlight, take
 from cairn.slot.finishing import Finishing
 from cairn.slot.gather import Rows
+from cairn.slot.heat import cut_zeros
 from cairn.slot.holding import Holding
 from cairn.slot.memory import trim_memory
 from cairn.slot.operator import Operator
+from cairn.slot.parts import Parts
 from cairn.slot.reader import mix_lanes, put_into_lane
 from cairn.slot.redistribution import redistribute
 from cairn.slot.restore import base_work, merge_work, restore, write_base
@@ -94,6 +96,7 @@ class LevelRuntime:
         scratch: str,
         compactor: Compactor,
         in_flight: InFlight,
+        parts: Parts,
     ) -> None:
         self.spec = spec
         self.store = store
@@ -116,6 +119,7 @@ class LevelRuntime:
         self.sinks = {sink.uid: SinkRuntime(sink, job, scratch) for sink in spec.sinks}
         self.feedbacks = [Feedback(f, in_flight, job.group_count) for f in spec.feedbacks]
         self._in_flight = in_flight
+        self._parts = parts
         self._group_count = job.group_count
         self._job_name = job.job_name
         uids = {op.uid for op in spec.operators}
@@ -170,17 +174,18 @@ class LevelRuntime:
         with self._lock, self._log_scope(token, subtask):
             self.check(token)
             started = time.perf_counter()
+            mine = self._parts.read(begin, subtask, self.store)
             self._begin, self._subtask = begin, subtask
             self._rewritten.clear()
-            self.compactor.settle(begin.settled)
+            self.compactor.settle(mine.settled)
             self.restored = False
             for operator in self.operators:
                 operator.declare()
                 for holding in operator.holdings:
-                    self._bring_to_parent(holding, begin, subtask)
+                    self._bring_to_parent(holding, begin, mine, subtask)
                 operator.open(begin, subtask)
                 operator.reclaim(max(RECLAIM_S_MIN, RECLAIM_SHARE * self.process_ms / 1000))
-                self._take_returned(operator, begin, subtask)
+                self._take_returned(operator, begin, mine, subtask)
             for sink in self.sinks.values():
                 sink.begin(begin, subtask)
             for feedback in self.feedbacks:
@@ -193,11 +198,11 @@ class LevelRuntime:
         """Return a scope in which log records name job, epoch and subtask."""
         return log_scope(job=self._job_name, epoch=token.epoch, subtask=subtask)
 
-    def _bring_to_parent(self, holding: Holding, begin: Begin, subtask: int) -> None:
+    def _bring_to_parent(self, holding: Holding, begin: Begin, mine: Part, subtask: int) -> None:
         uid = holding.uid
         groups = holding.own(subtask, begin.parallelism)
-        version = begin.versions[uid][subtask]
-        pieces = begin.pieces[uid][subtask] if uid in begin.pieces else []
+        version = mine.versions[uid]
+        pieces = mine.pieces.get(uid, [])
         if not holding.is_at(version, groups):
             # Before anything of it changes: what is being written is of the state that was.
             self.compactor.cancel(uid)
@@ -218,9 +223,9 @@ class LevelRuntime:
             self.compactor.cancel(uid)
             self._rewritten.append(self._write_base_now(holding, begin))
         else:
-            self._compact(holding, begin, subtask)
+            self._compact(holding, begin, mine.compactions.get(uid))
 
-    def _take_returned(self, operator: Operator, begin: Begin, subtask: int) -> None:
+    def _take_returned(self, operator: Operator, begin: Begin, mine: Part, subtask: int) -> None:
         self._returned[operator.spec.uid] = [
             (spec, rows)
             for spec in self._returns[operator.spec.uid]
@@ -229,6 +234,7 @@ class LevelRuntime:
                     spec,
                     self._in_flight,
                     begin,
+                    mine.versions[spec.uid],
                     groups_of(subtask, begin.parallelism, self._group_count),
                     subtask,
                     lambda: self._parent(begin),
@@ -292,11 +298,9 @@ class LevelRuntime:
         finally:
             base.close()
 
-    def _compact(self, holding: Holding, begin: Begin, subtask: int) -> None:
+    def _compact(self, holding: Holding, begin: Begin, compaction: Compaction | None) -> None:
         """Start what is due, unless something of this state is under way already."""
-        uid = holding.uid
-        compaction = begin.compactions.get(uid, {}).get(subtask)
-        if compaction is None or not self.compactor.is_free(uid):
+        if compaction is None or not self.compactor.is_free(holding.uid):
             return
         if compaction.kind == "base":
             work = base_work(holding, self.store, begin, self.scratch)
@@ -452,7 +456,7 @@ class LevelRuntime:
             slot_id=slot_id,
             epoch=0 if self._begin is None else self._begin.epoch,
             execution=Execution() if self._begin is None else self._begin.execution,
-            group_rows={uid: heat.group_rows() for uid, heat in heats.items()},
+            group_rows={uid: cut_zeros(heat.group_rows()) for uid, heat in heats.items()},
             hot_keys={uid: heat.hot_keys() for uid, heat in heats.items()},
             letters={
                 op.spec.uid: op.letters.sample

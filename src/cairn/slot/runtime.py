@@ -23,6 +23,7 @@ from cairn.slot.compactor import Compactor
 from cairn.slot.feedback import InFlight
 from cairn.slot.holding import Holding
 from cairn.slot.level import LevelRuntime
+from cairn.slot.parts import Parts
 from cairn.slot.sweeper import Sweeper
 from cairn.storage.log import Log
 from cairn.storage.store import Store
@@ -50,6 +51,7 @@ class Runtime:
         self._levels: dict[int, LevelRuntime] = {}
         self._holdings: dict[str, Holding] = {}
         self._in_flight = InFlight()
+        self._parts = Parts()
         self._lock = threading.Lock()
 
     def load(self, spec_id: str, data: bytes, token: Token | None = None) -> None:
@@ -66,7 +68,14 @@ class Runtime:
             log = Log(store)
             levels = {
                 level.index: LevelRuntime(
-                    spec, level, store, log, self._scratch, self.compactor, self._in_flight
+                    spec,
+                    level,
+                    store,
+                    log,
+                    self._scratch,
+                    self.compactor,
+                    self._in_flight,
+                    self._parts,
                 )
                 for level in spec.levels
             }

@@ -76,7 +76,7 @@ class SegmentIndex(msgspec.Struct, frozen=True, kw_only=True):
         return sum(state.rows for state in self.states)
 
 
-class StateFile(msgspec.Struct, frozen=True):
+class StateFile(msgspec.Struct, frozen=True, gc=False):
     """A file of state that was written but that no manifest lists yet.
 
     Its bytes are in the store at `path`, or travel as `data` until the driver packs them. It has
@@ -115,7 +115,7 @@ class StateFile(msgspec.Struct, frozen=True):
             first_group=groups.start,
             group_count=len(groups),
             format=self.format,
-            objects=list(self.objects),
+            objects=self.objects,
             objects_bytes=self.objects_bytes,
         )
 
@@ -133,16 +133,34 @@ def encode_segment(
     last_epoch: int = 0,
 ) -> StateFile:
     """Return a whole segment in memory. Equal rows give equal bytes."""
+    segment, parts = encode_parts(
+        kind, operator, states, first_epoch=first_epoch, last_epoch=last_epoch
+    )
+    return msgspec.structs.replace(segment, data=b"".join(parts))
+
+
+def encode_parts(
+    kind: Kind,
+    operator: str,
+    states: Mapping[str, pa.RecordBatch],
+    *,
+    first_epoch: int = 0,
+    last_epoch: int = 0,
+) -> tuple[StateFile, list[Any]]:
+    """Return a segment without its bytes, and the buffers that these are made of.
+
+    A copy of a large delta into one buffer would cost more than encoding it.
+    """
     out = _Parts()
     writer = SegmentWriter(out, kind, operator, first_epoch=first_epoch, last_epoch=last_epoch)
     for name, batch in states.items():
         writer.begin_state(name, batch.schema)
         writer.write(batch)
-    return msgspec.structs.replace(writer.finish(), data=b"".join(out.parts))
+    return writer.finish(), out.parts
 
 
 class _Parts:
-    """Collects the parts of a segment. They are joined once, when their size is known."""
+    """Collects the parts of a segment."""
 
     def __init__(self) -> None:
         self.parts: list[Any] = []

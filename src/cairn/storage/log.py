@@ -217,12 +217,32 @@ class Log:
         return record
 
     def take_over(
-        self, *, host: str, pid: int, wall_ms: int, guarantee: str = "", process: str = ""
+        self,
+        *,
+        host: str,
+        pid: int,
+        wall_ms: int,
+        guarantee: str = "",
+        process: str = "",
+        only_if_last: int | None = None,
+        is_held: Callable[[], bool] | None = None,
     ) -> Takeover:
-        """Become the leader, which is the first act of a driver. Earlier drivers are fenced."""
+        """Become the leader, which is the first act of a driver. Earlier drivers are fenced.
+
+        With `only_if_last` the takeover follows exactly that record (0: an empty log), or it is a
+        CommitConflictError without a second try. `is_held` is asked before each try: a driver
+        that has lost its lease fences nobody.
+        """
         for _ in range(TAKEOVER_ATTEMPTS_MAX):
+            if is_held is not None and not is_held():
+                raise self._takeover_refused("the lease was lost before the takeover")
             self._last = self.newest_number() or FIRST_NUMBER - 1
             self._closed_by = None
+            if only_if_last is not None and self._last != only_if_last:
+                raise self._takeover_refused(
+                    f"the takeover must follow record {only_if_last}, "
+                    f"the newest record is {self._last}"
+                )
             previous = self._last if self._last >= FIRST_NUMBER else None
             nonce = new_nonce()
 
@@ -235,11 +255,22 @@ class Log:
             try:
                 return self.append(make)
             except CommitConflictError:
+                if only_if_last is not None:
+                    raise
                 # The previous leader still runs. It is fenced once we win a number.
                 continue
         raise CommitConflictError(
             f"another driver keeps publishing to {self.store.url}\n"
             "  next: stop the other driver, or give this job a checkpoint of its own",
+            url=self.store.url,
+        )
+
+    def _takeover_refused(self, why: str) -> CommitConflictError:
+        self._closed_by = CommitConflictError
+        return CommitConflictError(
+            f"{why}; nothing was published\n"
+            f"  checkpoint: {self.store.url}\n"
+            "  next: wait in standby for the lead again",
             url=self.store.url,
         )
 

@@ -11,7 +11,9 @@ that an old cairn can name the newer one that is needed.
 Always true here:
 - decode(encode(x)) == x, for an epoch given the same parent;
 - damaged bytes raise a CorruptFileError that names the file, never return a wrong record;
-- records are immutable, and so are the structs.
+- records are immutable, and so are the structs;
+- the structs of which a large job has very many hold no cycles, and are not tracked by Python's
+  garbage collector (`gc=False`).
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
     ancestor: Ancestor | None = msgspec.field(default=None, name="origin")
 
 
-class FileRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class FileRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A file as a manifest lists it: a segment (its own object, or a part of a pack), the index of
     a RocksDB base, or lines of a source's log, which have no key groups.
 
@@ -76,7 +78,7 @@ class FileRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     first_group: int
     group_count: int
     format: Literal["segment", "rocksdb", "lines"] = "segment"
-    objects: list[str] = []
+    objects: tuple[str, ...] = ()
     """The other objects it is made of, shared with other bases."""
     objects_bytes: int = 0
     store: str = ""
@@ -107,7 +109,7 @@ class Held(NamedTuple):
     """Stored rows: one per entry of a map, else one per key."""
 
 
-class RangeState(msgspec.Struct, frozen=True, kw_only=True):
+class RangeState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The state of a range of key groups: a base and the deltas after it, oldest first.
 
     `version` names exactly the content, however it is laid out in files.
@@ -272,7 +274,7 @@ def next_version(parent_version: str, delta_id: str) -> str:
 # On disk: an absent field means "as in the parent".
 
 
-class _StoredRange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class _StoredRange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     first_group: int
     group_count: int
     same: bool = False

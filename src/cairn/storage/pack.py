@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -47,6 +47,22 @@ def write_segment(
     path = _segment_path(segment, term)
     store.put(path, segment.data)
     return msgspec.structs.replace(segment, data=None, path=path)
+
+
+def write_parts(
+    store: Store,
+    segment: StateFile,
+    parts: Sequence[Any],
+    term: int,
+    *,
+    inline_bytes_max: int = 0,
+) -> StateFile:
+    """Like `write_segment`, for a segment whose bytes are in several buffers."""
+    if segment.length <= inline_bytes_max:
+        return msgspec.structs.replace(segment, data=b"".join(parts))
+    path = _segment_path(segment, term)
+    store.put_parts(path, parts)
+    return msgspec.structs.replace(segment, path=path)
 
 
 def write_segment_file(

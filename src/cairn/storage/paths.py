@@ -8,6 +8,10 @@ JOB_PATH: Final = "job.json"
 REMOVAL_PATH: Final = "removing.json"
 """Exists while the checkpoint is being removed: nobody may start from the rest of it."""
 
+LEADER_PATH: Final = "leader.json"
+STANDBYS_FOLDER: Final = "standbys"
+"""The drivers that lead and wait, with the leadership `store:`. No job depends on them."""
+
 LOG_FOLDER: Final = "epochs"
 STATE_FOLDER: Final = "state"
 HOLDS_FOLDER: Final = "holds"

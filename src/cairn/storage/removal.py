@@ -26,6 +26,7 @@ from cairn.storage.manifest import Epoch, JobInfo
 from cairn.storage.paths import (
     HOLDS_FOLDER,
     JOB_PATH,
+    LEADER_PATH,
     LOG_FOLDER,
     NOTE_FOLDERS,
     PENDING_FOLDER,
@@ -33,6 +34,7 @@ from cairn.storage.paths import (
     REMOVAL_PATH,
     SAVEPOINT_PATH,
     SPARK_FOLDER,
+    STANDBYS_FOLDER,
     STATE_FOLDER,
     UNFINISHED_PATH,
     WAL_FOLDER,
@@ -47,6 +49,7 @@ _FOLDERS: Final = (
     PENDING_FOLDER,
     WAL_FOLDER,
     PUBLISHED_FOLDER,
+    STANDBYS_FOLDER,
     *NOTE_FOLDERS,
 )
 
@@ -99,7 +102,7 @@ def delete_checkpoint(store: Store, *, force: bool = False) -> Removed:
     for path in sorted(o.path for o in found if o.path.startswith(f"{LOG_FOLDER}/")):
         store.delete([path])
     store.delete_folder(LOG_FOLDER)
-    store.delete([JOB_PATH])
+    store.delete([LEADER_PATH, JOB_PATH])
     store.delete([REMOVAL_PATH])
     _remove_empty_folder(store)
     return Removed(len(found), sum(o.size for o in found), unreleased)
@@ -123,7 +126,7 @@ def _mark() -> bytes:
 
 
 def _is_ours(path: str) -> bool:
-    return path == JOB_PATH or path.partition("/")[0] in (*_FOLDERS, LOG_FOLDER)
+    return path in (JOB_PATH, LEADER_PATH) or path.partition("/")[0] in (*_FOLDERS, LOG_FOLDER)
 
 
 def _fence(store: Store) -> None:

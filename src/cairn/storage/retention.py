@@ -160,7 +160,15 @@ class Collector:
 
     def find_lost_paths(self, epoch: Epoch) -> set[str]:
         """Return the files of an epoch that were collected meanwhile: it must not be published."""
-        return {path for path in object_paths([epoch]) if path in self._removed}
+        removed = self._removed
+        found = [file for file in files_of(epoch) if file.path in removed or file.objects]
+        return {
+            path
+            for file in found
+            if not file.store
+            for path in (file.path, *file.objects)
+            if path in removed
+        }
 
     def after_epoch(self) -> Collected:
         """Remove the records and objects that the newest epoch has retired. Lists only `holds/`.
@@ -257,19 +265,26 @@ class Collector:
         return self._records
 
     def _count_epoch(self, epoch: Epoch) -> None:
-        sizes: dict[str, int] = {}
-        for file in files_of(epoch):
+        number, sizes = epoch.number, self._sizes
+        files = list(files_of(epoch))
+        # A large job has very many files, nearly all of them known.
+        paths = dict.fromkeys([file.path for file in files if not file.store], number)
+        added: dict[str, int] = {}
+        for file in files:
             if file.store:
-                self._foreign.update(
-                    ((file.store, path), epoch.number) for path in (file.path, *file.objects)
-                )
+                for path in (file.path, *file.objects):
+                    self._foreign[file.store, path] = number
                 continue
-            sizes[file.path] = sizes.get(file.path, 0) + file.length
+            if file.path not in sizes:
+                added[file.path] = added.get(file.path, 0) + file.length
             for path in file.objects:
-                sizes[path] = file.objects_bytes // len(file.objects)
-        for path, size in sizes.items():
-            self._objects[path] = epoch.number
-            self._sizes[path] = max(size, self._sizes.get(path, 0))
+                paths[path] = number
+                if path not in sizes:
+                    added[path] = file.objects_bytes // len(file.objects)
+        self._objects.update(paths)
+        sizes.update(added)
+        for path in added:
+            # It was garbage if an epoch has listed it again.
             self._garbage.pop(path, None)
         if epoch.spark.folder:
             self._spark_folders[epoch.spark.folder] = epoch.number

@@ -24,7 +24,7 @@ import re
 import shutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
@@ -102,6 +102,10 @@ class Store(ABC):
     @abstractmethod
     def put(self, path: str, data: bytes) -> None:
         """Write or replace an object. Only for content-addressed or private objects."""
+
+    def put_parts(self, path: str, parts: Sequence[Any]) -> None:
+        """Like `put`, for bytes in several buffers."""
+        self.put(path, b"".join(parts))
 
     @abstractmethod
     def put_file(self, path: str, local_file: str) -> None:
@@ -390,6 +394,13 @@ class LocalStore(ObjectStore):
 
     def put(self, path: str, data: bytes) -> None:
         self._retry(lambda: self._replace(path, lambda file: write_all(file, data)))
+
+    def put_parts(self, path: str, parts: Sequence[Any]) -> None:
+        def fill(file: int) -> None:
+            for part in parts:
+                write_all(file, part)
+
+        self._retry(lambda: self._replace(path, fill))
 
     def put_file(self, path: str, local_file: str) -> None:
         self._retry(lambda: self._replace(path, lambda file: copy_all(file, local_file)))

@@ -54,8 +54,8 @@ class Checkpoint:
         (part,) = ranges_for(entry, 1, GROUP_COUNT)
         return part
 
-    def versions(self) -> dict[str, list[str]]:
-        return {uid: [self.range_of(uid).version] for uid in self.states}
+    def versions(self) -> dict[str, str]:
+        return {uid: self.range_of(uid).version for uid in self.states}
 
     def settle(self, held: Holding) -> None:
         """Promote or undo what is held beyond the newest epoch."""

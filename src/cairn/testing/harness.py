@@ -50,7 +50,7 @@ from cairn.plan.check import (
     check_ttl,
 )
 from cairn.protocol.letters import SCHEMA, OnError, check_on_error
-from cairn.protocol.messages import Begin
+from cairn.protocol.messages import Begin, Part
 from cairn.protocol.scoped_state import states_by_scope
 from cairn.protocol.spec import InletSpec, OperatorSpec, OutletSpec
 from cairn.sinks.base import Execution
@@ -453,8 +453,8 @@ class Harness:
             passed_ms=self._passed_ms,
             is_draining=is_draining,
             parallelism=1,
-            versions=self._checkpoint.versions(),
-            compactions={},
+            group_count=GROUP_COUNT,
+            parts={0: Part(self._checkpoint.versions())},
             inline_bytes_max=0,
         )
 

@@ -31,6 +31,7 @@ import pyarrow.flight as flight
 from cairn.key_groups import groups_of
 from cairn.protocol.envelope import ACK, LANE, Envelope
 from cairn.protocol.messages import Begin, Failure, begin_decoder, pack_failure
+from cairn.protocol.parts import for_subtask
 from cairn.slot.process import SlotHome, executor_process
 from cairn.slot.server import DONE, ENDED, FAILED, LOAD_FIRST, Call, Loaded
 
@@ -100,7 +101,9 @@ class Forward:
 
     def _begin(self, home: SlotHome, call: Call, begin: Begin) -> flight.FlightClient:
         body = msgspec.msgpack.encode(
-            Call(call.token, call.spec_id, call.level, call.subtask, begin)
+            Call(
+                call.token, call.spec_id, call.level, call.subtask, for_subtask(begin, call.subtask)
+            )
         )
         for _ in range(SLOTS_TRIED_MAX):
             client = self._connect(home)

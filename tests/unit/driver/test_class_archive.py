@@ -24,7 +24,7 @@ from cairn.driver.class_archive import (
 @pytest.fixture
 def jars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for name in (VARIABLE, *class_archive._VARIABLES):
+    for name in (VARIABLE, *class_archive.JVM_VARIABLES):
         monkeypatch.delenv(name, raising=False)
     folder = tmp_path / "jars"
     folder.mkdir()

@@ -75,7 +75,7 @@ class Driven:
     def begin(self, watermark: int | None = None, now: int = 0, *, draining: bool = False) -> None:
         self.number += 1
         begin = Begin(
-            "run", 1, self.number, Execution(), None, now, watermark, 1, {}, {}, 0,
+            "run", 1, self.number, Execution(), None, now, watermark, 1, GROUP_COUNT, 0,
             passed_ms=None, is_draining=draining,
         )  # fmt: skip
         self.operator.open(begin, 0)

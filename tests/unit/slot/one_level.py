@@ -15,7 +15,7 @@ from cairn.ids import new_id
 from cairn.key_groups import key_hasher, subtask_of
 from cairn.plan.deploy import job_spec
 from cairn.plan.graph import Graph, Inlet, Port, ProcessNode, SinkNode, SourceNode, build_graph
-from cairn.protocol.messages import Ack, Begin, Compacted, Compaction, Piece, Token
+from cairn.protocol.messages import Ack, Begin, Compacted, Compaction, Part, Piece, Token
 from cairn.protocol.scoped_state import states_by_scope
 from cairn.sinks import Collect, Sink
 from cairn.sinks.base import Execution
@@ -118,8 +118,6 @@ class Checkpoint:
         inline_bytes_max: int = INLINE_BYTES_MAX,
     ) -> Begin:
         assert self.log.last is not None
-        subtasks = range(self.parallelism)
-        compactions = {} if compaction is None else {"count": dict.fromkeys(subtasks, compaction)}
         return Begin(
             run_id="run",
             term=self.term,
@@ -129,11 +127,17 @@ class Checkpoint:
             now_ms=1000,
             watermark_ms=None,
             parallelism=self.parallelism,
-            versions={"count": [part.version for part in self.ranges()]},
-            compactions=compactions,
+            group_count=GROUP_COUNT,
             inline_bytes_max=inline_bytes_max,
-            pieces=self.pieces(),
-            settled=self.settled,
+            parts={
+                subtask: Part(
+                    {"count": owned.version},
+                    {} if compaction is None else {"count": compaction},
+                    {uid: each[subtask] for uid, each in self.pieces().items()},
+                    self.settled,
+                )
+                for subtask, owned in enumerate(self.ranges())
+            },
         )
 
     def pieces(self) -> dict[str, list[list[Piece]]]:

@@ -14,7 +14,7 @@ from cairn.driver.coordinator.ranges import ranges_for, replace_state
 from cairn.errors import EpochError
 from cairn.ids import new_id
 from cairn.key_groups import groups_of, key_hasher
-from cairn.protocol.messages import Begin, OperatorAck
+from cairn.protocol.messages import Begin, OperatorAck, Part
 from cairn.protocol.spec import FeedbackSpec, InletSpec
 from cairn.sinks.base import Execution
 from cairn.slot.feedback import RECORDS, Feedback, InFlight, feedback_state, take
@@ -64,8 +64,9 @@ def begin(
 ) -> Begin:
     return Begin(
         run_id="r", term=1, now_ms=0, watermark_ms=None, parallelism=len(versions),
-        versions={"loop:op": versions}, compactions={}, inline_bytes_max=0, epoch=epoch,
-        execution=Execution(**execution), parent=parent,
+        parts={at: Part({"loop:op": version}) for at, version in enumerate(versions)},
+        group_count=GROUPS, inline_bytes_max=0, epoch=epoch, execution=Execution(**execution),
+        parent=parent,
     )  # fmt: skip
 
 
@@ -126,7 +127,15 @@ class Slot:
             return self.log.epoch(begun.parent)
 
         return take(
-            self.spec, self.in_flight, begun, groups, subtask, parent, self.store, self.scratch
+            self.spec,
+            self.in_flight,
+            begun,
+            begun.parts[subtask].versions[self.spec.uid],
+            groups,
+            subtask,
+            parent,
+            self.store,
+            self.scratch,
         )
 
 

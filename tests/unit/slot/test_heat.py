@@ -10,7 +10,15 @@ import pyarrow as pa
 import pytest
 
 from cairn.protocol.spec import InletSpec
-from cairn.slot.heat import HOT_KEYS_MAX, SAMPLE_ROWS, Heat, bucket_groups, bucket_rows, hottest
+from cairn.slot.heat import (
+    HOT_KEYS_MAX,
+    SAMPLE_ROWS,
+    Heat,
+    bucket_groups,
+    bucket_rows,
+    cut_zeros,
+    hottest,
+)
 from cairn.types import parse_schema
 
 ONE = InletSpec(0, parse_schema("k long, v long"), keys=("k",))
@@ -32,8 +40,10 @@ def fed(keys: Any, batch_rows: int = 1000, group_count: int = 16) -> Heat:
 def test_rows_are_counted_by_key_group() -> None:
     heat = fed([1, 1, 2, 18, 3])
     assert heat.group_rows() == [0, 2, 2, 1] + [0] * 12
+    assert cut_zeros(heat.group_rows()) == (1, [2, 2, 1])
     heat.reset()
     assert heat.group_rows() == [0] * 16 and heat.hot_keys() == []
+    assert cut_zeros(heat.group_rows()) == (0, [])
 
 
 @pytest.mark.parametrize("count", [1, 127, 128, 129, 300, 1024, 32768])

@@ -362,7 +362,7 @@ def test_a_side_output_called_like_late_rows_of_an_input_is_one_of_the_users() -
     operator.state.version = EMPTY_VERSION
     begin = Begin(
         run_id="r", term=1, epoch=1, execution=Execution(), parent=None, now_ms=0,
-        watermark_ms=None, parallelism=1, versions={}, compactions={}, inline_bytes_max=0,
+        watermark_ms=None, parallelism=1, group_count=GROUP_COUNT, inline_bytes_max=0,
     )  # fmt: skip
     operator.open(begin, 0)
     operator.begin_rows()

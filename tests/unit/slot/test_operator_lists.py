@@ -341,6 +341,7 @@ def test_a_slot_that_gets_another_subtask_opens_its_function_anew(tmp_path: Path
     job.lead(3, Counting())
     feed(job, 0, 7)
     OPENED.clear()
-    job.coordinator.slots = [2, 0, 1]
+    before = job.cluster.slots
+    job.cluster.slots = {0: before[2], 1: before[0], 2: before[1]}
     feed(job, 0, 7)
     assert sorted(OPENED) == [0, 1, 2]

@@ -215,7 +215,8 @@ def test_an_announcement_is_repeated_until_it_is_settled(
         run(slot, begin, [], task_attempt=attempt)
         assert len(slot.report(slot._newest, executor="", log="", started_ms=0).compacted) == 1
     settled = [file.stored.id for file in slot.compactor.list_unconfirmed()]
-    run(slot, msgspec.structs.replace(begin, settled=settled), [], task_attempt=3)
+    confirmed = msgspec.structs.replace(begin.parts[0], settled=settled)
+    run(slot, msgspec.structs.replace(begin, parts={0: confirmed}), [], task_attempt=3)
     assert slot.report(slot._newest, executor="", log="", started_ms=0).compacted == ()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,8 +15,8 @@ from hypothesis import strategies as st
 
 from cairn.errors import CorruptFileError
 from cairn.storage import files
-from cairn.storage.files import SegmentReader, SegmentWriter, encode_segment
-from cairn.storage.pack import write_pack, write_segment, writer_term
+from cairn.storage.files import SegmentReader, SegmentWriter, encode_parts, encode_segment
+from cairn.storage.pack import write_pack, write_parts, write_segment, writer_term
 from cairn.storage.store import open_store
 
 SCHEMA = pa.schema(
@@ -262,3 +263,18 @@ def test_segments_in_packs_and_alone_are_found_by_their_reference() -> None:
         assert len(rows_of(files.open_segment(store, ref).read("s"))) == 2
         with pytest.raises(CorruptFileError, match="expected 000"):
             files.open_segment(store, msgspec.structs.replace(ref, id="0" * 32))
+
+
+@pytest.mark.parametrize("inline_bytes_max", [0, 1 << 20])
+def test_segment_written_in_parts_is_the_one_written_whole(
+    tmp_path: Path, inline_bytes_max: int
+) -> None:
+    states = {"s": simple([1, 2, 2]), "t": simple([3])}
+    whole = encode_segment("delta", "op", states)
+    segment, parts = encode_parts("delta", "op", states)
+    store = open_store(str(tmp_path))
+    stored = write_parts(store, segment, parts, 7, inline_bytes_max=inline_bytes_max)
+    assert (stored.id, stored.length, stored.rows) == (whole.id, whole.length, whole.rows)
+    assert (stored.path is None) == bool(inline_bytes_max)
+    data = stored.data if stored.path is None else store.get(stored.path)
+    assert data == whole.data

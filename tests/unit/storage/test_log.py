@@ -15,7 +15,7 @@ from cairn.errors import (
     RestoreError,
 )
 from cairn.storage.log import Log, create_or_open_job, new_nonce, record_path
-from cairn.storage.manifest import Epoch, Restore, SparkPosition
+from cairn.storage.manifest import Epoch, Restore, SparkPosition, Takeover
 from cairn.storage.store import Store, open_store
 from cairn.testing.faulty_store import Fault, FaultyStore
 
@@ -273,3 +273,54 @@ def test_with_any_faults_what_append_returned_is_in_the_log(store: Store, seed: 
     numbers = [r.number for r in Log(store).records()]
     assert numbers == list(range(1, len(numbers) + 1)), f"seed {seed}"
     assert set(published) <= set(numbers) and len(set(published)) == len(published)
+
+
+def test_a_conditional_takeover_follows_exactly_the_record_that_was_seen(store: Store) -> None:
+    assert Log(store).take_over(host="h", pid=1, wall_ms=1, only_if_last=0).term == 1
+    for stale in (0, 2):
+        log = Log(store)
+        with pytest.raises(CommitConflictError):
+            log.take_over(host="h", pid=2, wall_ms=1, only_if_last=stale)
+        with pytest.raises(CommitConflictError):
+            log.append(lambda number: Takeover(
+                number=number, term=1, nonce="n", wall_ms=1, host="h", pid=2, previous=1,
+            ))  # fmt: skip
+    assert Log(store).numbers() == [1]
+    assert Log(store).take_over(host="h", pid=2, wall_ms=1, only_if_last=1).term == 2
+
+
+def test_of_two_conditional_takeovers_at_once_one_wins_and_the_other_does_not_try_again(
+    store: Store,
+) -> None:
+    take_over(Log(store))
+    loser = Log(store)
+    listed = loser.newest_number
+
+    def overtaken() -> int | None:
+        newest = listed()
+        Log(store).take_over(host="h", pid=2, wall_ms=1, only_if_last=1)
+        return newest
+
+    loser.newest_number = overtaken
+    with pytest.raises(CommitConflictError):
+        loser.take_over(host="h", pid=3, wall_ms=1, only_if_last=1)
+    assert Log(store).numbers() == [1, 2]
+
+
+def test_a_takeover_stops_when_its_lease_is_lost(store: Store) -> None:
+    take_over(Log(store))
+    with pytest.raises(CommitConflictError, match="lease"):
+        Log(store).take_over(host="h", pid=2, wall_ms=1, is_held=lambda: False)
+    held = iter([True, False])
+    late = Log(store)
+    listed = late.newest_number
+
+    def overtaken() -> int | None:
+        newest = listed()
+        take_over(Log(store))
+        return newest
+
+    late.newest_number = overtaken
+    with pytest.raises(CommitConflictError, match="lease"):
+        late.take_over(host="h", pid=2, wall_ms=1, is_held=lambda: next(held))
+    assert Log(store).numbers() == [1, 2]

@@ -28,12 +28,13 @@ def check_complete(acks: Sequence[Ack], spec: JobSpec, parallelism: int) -> list
                 f"subtask {ack.subtask} of level {ack.level} acknowledged two different "
                 "results in one attempt; the epoch runs again"
             )
-    expected = {(level.index, subtask) for level in spec.levels for subtask in range(parallelism)}
-    missing = expected - found.keys()
+    levels = sorted(level.index for level in spec.levels)
+    expected = [(level, subtask) for level in levels for subtask in range(parallelism)]
+    missing = [at for at in expected if at not in found]
     if missing:
-        raise EpochError(f"no acknowledgement of (level, subtask) {sorted(missing)}")
+        raise EpochError(f"no acknowledgement of (level, subtask) {missing}")
     # Deduplicated: stages that ran twice must not publish their output twice.
-    return [found[at] for at in sorted(expected)]
+    return [found[at] for at in expected]
 
 
 def check_shared(acks: Sequence[Ack], states: Mapping[str, ScopedState]) -> None:

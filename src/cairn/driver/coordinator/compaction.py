@@ -32,12 +32,16 @@ def base_bytes_min() -> int:
 
 def due(files: Sequence[FileRef], backend: str = "heap") -> Compaction | None:
     """Return the compaction that is due for these files, oldest first; None if none is."""
-    bases = [ref for ref in files if ref.kind == "base"]
-    if any(ref.format != "rocksdb" for ref in bases):
-        backend = "heap"
-    base_bytes = sum(ref.size for ref in bases)
-    delta_bytes = sum(ref.size for ref in files if ref.kind == "delta")
-    if delta_bytes > max(base_ratio(backend) * base_bytes, base_bytes_min()):
+    base_bytes = delta_bytes = 0
+    # One pass: this is called for every range of every epoch.
+    for ref in files:
+        if ref.kind == "delta":
+            delta_bytes += ref.length + ref.objects_bytes
+        else:
+            base_bytes += ref.length + ref.objects_bytes
+            if ref.format != "rocksdb":
+                backend = "heap"
+    if delta_bytes > base_bytes_min() and delta_bytes > base_ratio(backend) * base_bytes:
         return Compaction("base", len(files), 0)
     merge = None
     tier = in_tier = 0
@@ -46,8 +50,10 @@ def due(files: Sequence[FileRef], backend: str = "heap") -> Compaction | None:
             break
         # Smaller files are merged with larger ones: newer files, among them always the newest
         # delta, and older ones that a change of parallelism has left in between.
-        in_tier = in_tier + 1 if ref.tier <= tier else 1
-        tier = max(tier, ref.tier)
+        if ref.tier <= tier:
+            in_tier += 1
+        else:
+            in_tier, tier = 1, ref.tier
         if in_tier >= FAN_IN:
             merge = Compaction("merge", count, tier + 1)
     return merge

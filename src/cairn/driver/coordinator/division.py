@@ -7,11 +7,11 @@ Always true here:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from cairn.driver.coordinator.compaction import due
 from cairn.driver.coordinator.ranges import lists_for, pieces_of, ranges_for, shared_range
-from cairn.protocol.messages import Compaction, Piece
+from cairn.protocol.messages import Compaction, Part, Piece
 from cairn.protocol.scoped_state import ScopedState
 from cairn.storage.manifest import EMPTY_VERSION, Epoch, EpochOperator, RangeState
 
@@ -30,6 +30,8 @@ class Division:
         self._states = states
         self._parallelism = parallelism
         self._group_count = group_count
+        self._held: dict[str, set[tuple[int, int]]] = {}
+        """The ranges of states in the epoch, first group and count, as far as they were needed."""
         self.ranges = {uid: self._divide(state) for uid, state in states.items()}
 
     def _divide(self, state: ScopedState) -> list[RangeState]:
@@ -45,6 +47,31 @@ class Division:
         held = None if self._newest is None else self._newest.operators.get(uid)
         # Under another scope it is empty: otherwise the program would have been refused.
         return held if held is not None and held.scope == self._states[uid].scope else None
+
+    def parts(
+        self, settled: Mapping[int, list[str]], slots: Sequence[int], backend: str | None
+    ) -> dict[int, Part]:
+        """Return the part of each subtask in a begin message; without `backend` no compactions.
+
+        `settled` has ids of files per slot.
+        """
+        versions = self.versions()
+        compactions = {} if backend is None else self.compactions(backend)
+        pieces = self.pieces()
+        due: dict[int, dict[str, Compaction]] = {}
+        for uid, found in compactions.items():
+            for subtask, compaction in found.items():
+                due.setdefault(subtask, {})[uid] = compaction
+        rows = zip(*versions.values(), strict=True) if versions else ((),) * self._parallelism
+        return {
+            subtask: Part(
+                dict(zip(versions, row, strict=True)),
+                due.get(subtask, {}),
+                {uid: each[subtask] for uid, each in pieces.items()},
+                settled.get(slots[subtask], []),
+            )
+            for subtask, row in enumerate(rows)
+        }
 
     def versions(self) -> dict[str, list[str]]:
         """Return the version that each subtask starts from; shared state has one for all."""
@@ -93,7 +120,13 @@ class Division:
         compaction = due(wanted.files, backend if is_keyed else "heap")
         if compaction is None or compaction.kind == "base":
             return compaction
-        held = self._find(uid)
         # Right after a change of parallelism the parent has other ranges: merged an epoch later.
-        ranges = [] if held is None else [(r.first_group, r.group_count) for r in held.ranges]
-        return compaction if (wanted.first_group, wanted.group_count) in ranges else None
+        is_held = (wanted.first_group, wanted.group_count) in self._find_ranges(uid)
+        return compaction if is_held else None
+
+    def _find_ranges(self, uid: str) -> set[tuple[int, int]]:
+        if uid not in self._held:
+            held = self._find(uid)
+            ranges = [] if held is None else held.ranges
+            self._held[uid] = {(each.first_group, each.group_count) for each in ranges}
+        return self._held[uid]

@@ -51,7 +51,7 @@ from cairn.driver.coordinator.measured import (
 )
 from cairn.driver.coordinator.output import targets_of
 from cairn.driver.coordinator.publisher import Paused, Publisher
-from cairn.driver.coordinator.ranges import slots_for
+from cairn.driver.coordinator.quiet_collector import pause_collector
 from cairn.driver.coordinator.record import (
     advance_ranges,
     apply_compactions,
@@ -68,7 +68,9 @@ from cairn.logs import logger, scope
 from cairn.plan.graph import Watermark
 from cairn.process_identity import identify, pid_namespace
 from cairn.protocol.messages import Ack, Begin, Compacted, Report
+from cairn.protocol.parts import move_parts
 from cairn.protocol.scoped_state import states_by_scope
+from cairn.protocol.slots import CHANGES_MAX, slots_after
 from cairn.protocol.spec import JobSpec, OperatorSpec
 from cairn.report.epoch import Measured, Timings
 from cairn.sinks.base import Committable, Execution, Sink
@@ -108,6 +110,14 @@ class Ran(NamedTuple):
     @property
     def reports(self) -> list[list[Report]]:
         return [outcome.reports for outcome in self.rounds]
+
+    def list_reported(self, slots: Sequence[int]) -> dict[int, list[str]]:
+        """Return per slot the ids of the files it has reported."""
+        found: dict[int, list[str]] = {}
+        for report in (report for each in self.reports for report in each if report.compacted):
+            ids = [file.stored.id for file in report.compacted]
+            found.setdefault(slots[report.subtask], []).extend(ids)
+        return found
 
 
 class Coordinator:
@@ -183,7 +193,9 @@ class Coordinator:
         self._job_clock = JobClock(clock)
         self._sleep = sleep
         self._collector: Collector | None = None
-        self._settled: list[str] = []
+        self._settled: dict[int, list[str]] = {}
+        """Per slot, the files of its last reports that are in the newest epoch, or never will."""
+        self._rescaled_from: tuple[int, ...] = ()
         self._pending = Pending(store)
         self._rewrite: frozenset[str] = frozenset()
         self.deploy(spec)
@@ -209,11 +221,21 @@ class Coordinator:
 
     def rescale(self, parallelism: int) -> None:
         """Change the parallelism of later epochs. Slots keep as much state as possible."""
-        self.slots = self.slots_for(parallelism)
+        slots = self.slots_for(parallelism)
+        if parallelism != self.parallelism:
+            self._rescaled_from = self._changes()
+        self.slots = slots
 
     def slots_for(self, parallelism: int) -> list[int]:
         """Return the slots that a parallelism would run on."""
-        return slots_for(self.slots, parallelism, self.spec.group_count)
+        if parallelism == self.parallelism:
+            return list(self.slots)
+        return list(slots_after((*self._changes(), parallelism), self.spec.group_count))
+
+    def _changes(self) -> tuple[int, ...]:
+        """Return the parallelisms before the next change; none if there are too many."""
+        changes = (*self._rescaled_from, self.parallelism)
+        return changes if len(changes) <= CHANGES_MAX else ()
 
     def deploy(self, spec: JobSpec, *, rewrite: Collection[str] = ()) -> None:
         """Set the functions of later epochs. The next one rewrites the state of `rewrite`."""
@@ -235,11 +257,13 @@ class Coordinator:
         """Raise PlanError if a start of this program would lose output of the epoch."""
         self._publisher.check_output(newest)
 
-    def take_over(self) -> Epoch | None:
+    def take_over(
+        self, *, only_if_last: int | None = None, is_held: Callable[[], bool] | None = None
+    ) -> Epoch | None:
         """Become the leader: fence earlier drivers, and return the newest epoch.
 
         RestoreError, before anything is fenced, if a sink has published an epoch that the log
-        does not have.
+        does not have. `only_if_last` and `is_held` are those of `Log.take_over`.
         """
         check_marks(self._publisher.sinks, self.store)
         record = self.log.take_over(
@@ -248,6 +272,8 @@ class Coordinator:
             wall_ms=self._clock(),
             guarantee=self._guarantee,
             process=f"{pid_namespace()}-{identify()}",
+            only_if_last=only_if_last,
+            is_held=is_held,
         )
         check_conditional_put(self.log, record, sleep=self._sleep)
         self.term = record.term
@@ -319,8 +345,9 @@ class Coordinator:
             try:
                 begin = self._begin(number, attempts.failed, now_ms, division, is_draining)
                 ran = self._attempt(begin, position, execute, division, started)
-                epoch = self._manifest(ran)
-                lost = self._collector.find_lost_paths(epoch)
+                with pause_collector():
+                    epoch = self._manifest(ran)
+                    lost = self._collector.find_lost_paths(epoch)
                 if lost:
                     raise EpochError(f"epoch {number}: collected meanwhile: {sorted(lost)[0]}")
                 break
@@ -340,7 +367,7 @@ class Coordinator:
         self.newest = epoch
         self._newest_by = self.operators
         self.batches += 1
-        self._settled = [file.stored.id for file in ran.compacted]
+        self._settled = ran.list_reported(self.slots)
         self._rewrite -= frozenset(ran.begin.rewrite)
         if self.batches >= self._checkpoint_every:
             self.commit_epoch()
@@ -356,12 +383,17 @@ class Coordinator:
     ) -> Ran:
         """Run all rounds of a batch once, and store small files. The batch began at `started_s`."""
         rounds = run_rounds(
-            begin, execute, self.spec, self.scoped_states, is_stopping=self.is_stopping
+            begin,
+            lambda begin: execute(move_parts(begin, self._put_parts(begin))),
+            self.spec,
+            self.scoped_states,
+            is_stopping=self.is_stopping,
         )
         crash_point("driver.epoch.ran")
         ran_ms = (time.perf_counter() - started_s) * 1000
-        compacted = collect_announced([r for outcome in rounds for r in outcome.reports])
-        rounds, compacted = pack_small_files(self.store, rounds, compacted, self.term)
+        with pause_collector():
+            compacted = collect_announced([r for outcome in rounds for r in outcome.reports])
+            rounds, compacted = pack_small_files(self.store, rounds, compacted, self.term)
         crash_point("driver.pack.written")
         ranges = apply_compactions(begin, division.ranges, compacted)
         acks = [ack for outcome in rounds for ack in outcome.acks]
@@ -382,7 +414,8 @@ class Coordinator:
             self.newest, wall_ms=self._clock(), oldest_kept=self._collector.oldest_to_keep()
         )
         try:
-            epoch = self.log.append(lambda number: _check_number(epoch, number))
+            with pause_collector():
+                epoch = self.log.append(lambda number: _check_number(epoch, number))
         except OSError as error:
             raise CommitError(
                 f"epoch {epoch.number} is not published: {error}\n"
@@ -399,7 +432,8 @@ class Coordinator:
         events.log_epoch(epoch, self.last_commit_ms)
         crash_point("driver.sinks.committed")
         self._pending.forget()
-        self._collector.after_epoch()
+        with pause_collector():
+            self._collector.after_epoch()
         crash_point("driver.collected")
 
     def note_published(self) -> None:
@@ -451,15 +485,21 @@ class Coordinator:
             passed_ms=None if self.newest is None else self.newest.passed_ms,
             is_draining=is_draining,
             parallelism=self.parallelism,
-            versions=division.versions(),
-            # Compactions read files of a committed epoch.
-            compactions={} if self.batches else division.compactions(self.spec.backend),
+            group_count=self.spec.group_count,
             inline_bytes_max=min(INLINE_BYTES_MAX, INLINE_TOTAL_BYTES_MAX // shares),
-            slots=self.slots,
-            pieces=division.pieces(),
-            settled=self._settled,
+            parts=division.parts(
+                self._settled,
+                self.slots,
+                # Compactions read files of a committed epoch.
+                None if self.batches else self.spec.backend,
+            ),
+            rescaled_from=self._rescaled_from,
             rewrite=sorted(self._rewrite | division.find_redistributed()),
         )
+
+    def _put_parts(self, begin: Begin) -> Callable[[bytes], str]:
+        execution = msgspec.structs.astuple(begin.execution)
+        return lambda data: self._pending.write_parts(begin.epoch, begin.term, execution, data)
 
     def _manifest(self, ran: Ran) -> Epoch:
         """Return the epoch as of this batch, with its earlier batches counted in."""

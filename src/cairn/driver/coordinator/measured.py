@@ -25,7 +25,7 @@ from cairn.report.epoch import (
     SubtaskTimes,
     Timings,
 )
-from cairn.slot.heat import hottest
+from cairn.slot.heat import bucket_count, hottest
 from cairn.storage.manifest import Held
 
 _PHASES = ("begin_ms", "process_ms", "snapshot_ms")
@@ -164,7 +164,7 @@ def measure_epoch(
             entries[uid] += held.entries
     compacted = collect_announced(reports)
     waited = alignment_ms(spec.levels, reports, sources_ms)
-    group_rows, hot_keys = _heat_of(rounds)
+    group_rows, hot_keys = _heat_of(rounds, spec.group_count)
     letters = letters_of(rounds)
     functions = {op.uid for level in spec.levels for op in level.operators}
     return Measured(
@@ -194,15 +194,19 @@ def measure_epoch(
 
 
 def _heat_of(
-    rounds: Sequence[Sequence[Report]],
+    rounds: Sequence[Sequence[Report]], group_count: int
 ) -> tuple[dict[str, list[int]], dict[str, list[HotKey]]]:
     """Return rows by key group and hot keys of each operator with keys."""
     groups: dict[str, list[int]] = {}
     keys: dict[str, list[tuple[str, int]]] = {}
     for reports in rounds:
         for report in latest(reports):
-            for uid, rows in report.group_rows.items():
-                groups[uid] = _add_lists(groups.get(uid, []), rows)
+            for uid, (first, rows) in report.group_rows.items():
+                if uid not in groups:
+                    groups[uid] = [0] * bucket_count(group_count)
+                sums = groups[uid]
+                for bucket, count in enumerate(rows, first):
+                    sums[bucket] += count
                 keys.setdefault(uid, []).extend(report.hot_keys.get(uid, ()))
     return groups, {uid: [HotKey(*each) for each in hottest(found)] for uid, found in keys.items()}
 

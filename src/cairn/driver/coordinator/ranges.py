@@ -10,7 +10,6 @@ Always true here:
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import msgspec
@@ -71,28 +70,6 @@ def shared_range(stored: EpochOperator | None, group_count: int) -> RangeState:
     """Return the one range of state that all subtasks share."""
     (one,) = ranges_for(stored, 1, group_count)
     return one
-
-
-def slots_for(before: Sequence[int], parallelism: int, group_count: int) -> list[int]:
-    """Return the slot of each subtask: the one with most of its key groups, or a new one.
-
-    `before` has the slots of the present subtasks. Slots are numbered from 0.
-    """
-    if len(before) == parallelism:
-        return list(before)
-    held = [groups_of(old, len(before), group_count) for old in range(len(before))]
-    wanted = [groups_of(new, parallelism, group_count) for new in range(parallelism)]
-    overlaps = [
-        (len(overlap(theirs, ours)), new, old)
-        for new, ours in enumerate(wanted)
-        for old, theirs in enumerate(held)
-    ]
-    found: dict[int, int] = {}
-    for shared, new, old in sorted(overlaps, key=lambda each: (-each[0], each[1:])):
-        if shared and new not in found and before[old] not in found.values():
-            found[new] = before[old]
-    free = (slot for slot in itertools.count() if slot not in before)
-    return [found[new] if new in found else next(free) for new in range(parallelism)]
 
 
 def pieces_of(stored: EpochOperator | None, groups: range) -> list[Piece]:
@@ -225,5 +202,8 @@ def replace_state(before: RangeState, ack: OperatorAck, epoch: int) -> RangeStat
 def _state_bytes(files: Sequence[FileRef], entries: int) -> int:
     """Estimate the state's size as a file, from the bytes per row of base or deltas."""
     measured = [ref for ref in files if ref.kind == "base"] or files
-    row_bytes = sum(ref.size for ref in measured) / max(1, sum(ref.rows for ref in measured))
-    return int(row_bytes * entries)
+    size = rows = 0
+    for ref in measured:
+        size += ref.length + ref.objects_bytes
+        rows += ref.rows
+    return int(size / max(1, rows) * entries)

@@ -35,6 +35,8 @@ def pack_small_files(
         for file in (*deltas, *(done.stored for done in compacted))
         if file is not None and file.data is not None
     }
+    if not small:
+        return list(rounds), list(compacted)
     in_order = [small[id] for id in sorted(small)]
     placed = {file.id: file for file in write_pack(store, in_order, term)}
 
@@ -62,9 +64,14 @@ def apply_compactions(
     """Return the ranges with files written in the background, except those that no longer fit."""
     found = {uid: list(each) for uid, each in ranges.items()}
     rewritten: dict[str, set[int]] = {uid: set() for uid in begin.rewrite}
+    # Ranges are disjoint, but lists of subtasks may own no key groups: several at one place.
+    places: dict[tuple[str, int, int], list[int]] = {}
+    for uid in {file.uid for file in compacted}:
+        for subtask, each in enumerate(found.get(uid, ())):
+            places.setdefault((uid, each.first_group, each.group_count), []).append(subtask)
     for file in compacted:
-        for subtask, before in enumerate(found.get(file.uid, ())):
-            changed = apply_compaction(before, file)
+        for subtask in places.get((file.uid, file.first_group, file.group_count), ()):
+            changed = apply_compaction(found[file.uid][subtask], file)
             if changed is not None:
                 found[file.uid][subtask] = changed
                 if file.kind == "base" and file.as_of == begin.parent:

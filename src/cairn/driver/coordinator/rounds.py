@@ -20,7 +20,8 @@ import msgspec
 
 from cairn.crash import crash_point
 from cairn.driver.coordinator.acks import check_complete, check_shared
-from cairn.protocol.messages import Ack, Begin, OperatorAck, Report
+from cairn.driver.coordinator.quiet_collector import pause_collector
+from cairn.protocol.messages import Ack, Begin, OperatorAck, Part, Report
 from cairn.protocol.scoped_state import ScopedState
 from cairn.protocol.spec import JobSpec
 from cairn.storage.manifest import EMPTY_VERSION, Epoch, EpochOperator, next_version
@@ -62,8 +63,9 @@ def run_rounds(
         is_last = begin.execution.round + 1 >= spec.rounds_max or is_stopping()
         begin = msgspec.structs.replace(begin, is_last_round=is_last)
         outcome = execute(begin)
-        acks = check_complete(outcome.acks, spec, begin.parallelism)
-        check_shared(acks, states)
+        with pause_collector():
+            acks = check_complete(outcome.acks, spec, begin.parallelism)
+            check_shared(acks, states)
         rounds.append(outcome._replace(acks=acks))
         if is_last or not sends_back(acks, feedbacks):
             return rounds
@@ -76,23 +78,20 @@ def next_round(
     begin: Begin, acks: Sequence[Ack], feedbacks: Collection[str], inlined_bytes: int = 0
 ) -> Begin:
     """Return the begin of the next round. Acknowledgements had `inlined_bytes` so far."""
-    versions = {uid: list(each) for uid, each in begin.versions.items()}
+    versions = {subtask: dict(part.versions) for subtask, part in begin.parts.items()}
     for subtask, ack in _operators(acks):
-        mine = versions[ack.uid]
+        mine = versions[subtask]
         if ack.uid in feedbacks:
-            mine[subtask] = EMPTY_VERSION if ack.delta is None else ack.delta.id
+            mine[ack.uid] = EMPTY_VERSION if ack.delta is None else ack.delta.id
         elif ack.delta is not None:
-            mine[subtask] = next_version(mine[subtask], ack.delta.id)
-    shares = max(1, len(versions) * begin.parallelism)
+            mine[ack.uid] = next_version(mine[ack.uid], ack.delta.id)
+    shares = max(1, sum(map(len, versions.values())))
     left = max(0, INLINE_BYTES_MAX - inlined_bytes) // shares
     return msgspec.structs.replace(
         begin,
         execution=msgspec.structs.replace(begin.execution, round=begin.execution.round + 1),
         inline_bytes_max=min(begin.inline_bytes_max, left),
-        versions=versions,
-        compactions={},
-        pieces={},
-        settled=[],
+        parts={subtask: Part(mine) for subtask, mine in versions.items()},
         rewrite=[],
     )
 

@@ -107,7 +107,11 @@ def test_bases_are_asked_for_in_the_first_batch_only(tmp_path: Path) -> None:
     lead = every(tmp_path, 2)
     for value in range(40):
         lead.run_batch((value % 7, value))
-    asked = {begin.execution.batch for begin in lead.begins if any(begin.compactions.values())}
+    asked = {
+        begin.execution.batch
+        for begin in lead.begins
+        if any(part.compactions for part in begin.parts.values())
+    }
     assert asked == {0}
     lead.slots.clear()
     lead.run_batch((0, 1))

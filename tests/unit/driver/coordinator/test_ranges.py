@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.driver.coordinator.ranges import advance, apply_compaction, ranges_for, slots_for
+from cairn.driver.coordinator.ranges import advance, apply_compaction, ranges_for
 from cairn.driver.coordinator.record import pack_small_files
 from cairn.driver.coordinator.rounds import Outcome
 from cairn.protocol.messages import Ack, Compacted, OperatorAck
@@ -239,17 +239,3 @@ def test_a_file_is_taken_in_once() -> None:
     after = apply_compaction(before, written("base", before, 3))
     assert after is not None
     assert apply_compaction(after, written("base", after, 3)) is None
-
-
-def test_slots_stay_with_the_key_groups_they_hold() -> None:
-    assert slots_for([0, 1], 4, 128) == [0, 2, 1, 3]
-    assert slots_for([0, 2, 1, 3], 2, 128) == [0, 1]
-    assert slots_for([0, 1], 2, 128) == [0, 1]
-
-
-@given(st.lists(st.integers(1, 12), min_size=2, max_size=6))
-def test_every_subtask_has_a_slot_of_its_own_after_any_rescaling(parallelisms: list[int]) -> None:
-    slots = list(range(parallelisms[0]))
-    for parallelism in parallelisms[1:]:
-        slots = slots_for(slots, parallelism, 12)
-        assert len(slots) == len(set(slots)) == parallelism

@@ -19,7 +19,7 @@ from cairn.driver.coordinator.rounds import (
 )
 from cairn.driver.coordinator.ticker import is_due
 from cairn.errors import EpochError
-from cairn.protocol.messages import Ack, Begin, Compaction, OperatorAck, Piece
+from cairn.protocol.messages import Ack, Begin, Compaction, OperatorAck, Part, Piece
 from cairn.sinks.base import Execution
 from cairn.storage.files import StateFile
 from cairn.storage.manifest import EMPTY_VERSION, next_version
@@ -33,9 +33,16 @@ def begin(**execution: int) -> Begin:
     return Begin(
         execution=Execution(**{"attempt": 2, **execution}),
         run_id="r", term=1, epoch=5, parent=4, now_ms=7, watermark_ms=3, parallelism=2,
-        versions={"op": ["a", EMPTY_VERSION], "loop:op": ["x", EMPTY_VERSION]},
-        compactions={"op": {0: Compaction("base", 1, 0)}}, inline_bytes_max=9,
-        pieces={"op": [[Piece(0, 1, "p")], []]}, settled=["s"], rewrite=["op"],
+        group_count=2, inline_bytes_max=9, rewrite=["op"],
+        parts={
+            0: Part(
+                {"op": "a", "loop:op": "x"},
+                {"op": Compaction("base", 1, 0)},
+                {"op": [Piece(0, 1, "p")]},
+                ["s"],
+            ),
+            1: Part({"op": EMPTY_VERSION, "loop:op": EMPTY_VERSION}),
+        },
     )  # fmt: skip
 
 
@@ -54,9 +61,9 @@ def acks(*deltas: tuple[str, int, str | None]) -> list[Ack]:
 def test_the_next_round_starts_from_what_this_one_left() -> None:
     said = acks(("op", 0, "d"), ("op", 1, None), ("loop:op", 0, None), ("loop:op", 1, "f"))
     after = next_round(begin(), said, FEEDBACKS)
-    assert after.versions == {
-        "op": [next_version("a", "d"), EMPTY_VERSION],
-        "loop:op": [EMPTY_VERSION, "f"],
+    assert {subtask: part.versions for subtask, part in after.parts.items()} == {
+        0: {"op": next_version("a", "d"), "loop:op": EMPTY_VERSION},
+        1: {"op": EMPTY_VERSION, "loop:op": "f"},
     }
     assert (after.epoch, after.now_ms, after.watermark_ms, after.parent) == (5, 7, 3, 4)
     assert after.execution == Execution(batch=0, attempt=2, round=1)
@@ -71,7 +78,8 @@ def test_executions_compare_in_the_order_in_which_they_run() -> None:
 
 def test_what_is_done_beside_the_epochs_is_asked_for_in_the_first_round_only() -> None:
     after = next_round(begin(), acks(("op", 0, "d")), FEEDBACKS)
-    assert not after.compactions and not after.pieces and not after.settled and not after.rewrite
+    assert all(part == Part(part.versions) for part in after.parts.values())
+    assert not after.rewrite
 
 
 def test_what_travels_with_acknowledgements_is_bounded_over_all_rounds() -> None:
