@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cairn.driver import progress
+from cairn.driver.coordinator.leadership.base import Grant, Member
 from cairn.driver.coordinator.reports import report_of
 from cairn.driver.engine import Engine
 from cairn.driver.interrupts import hold_interrupts, print_no_traceback
+from cairn.driver.lives import Lives
 from cairn.driver.options import Options
+from cairn.driver.standby import Standby
 from cairn.driver.start import note_failed_start, start
 from cairn.errors import CommitError, EpochError, PlanError
 from cairn.functions import Function
@@ -37,80 +41,103 @@ class Run:
     The error of a run is raised there, unless `wait` has raised it before.
     """
 
-    def __init__(self, graph: Graph, options: Options) -> None:
-        from cairn.driver.spark_driver import SparkDriver, trigger_ms
-
+    def __init__(
+        self,
+        graph: Graph,
+        options: Options,
+        is_interrupted: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.name = graph.name
         self._options = options
         # Before anything else: a port that is taken is known before a job is taken over.
         self._web = Web(options.serve)
-        spark = graph.sources[0].dataframe.sparkSession
         with self._web.close_on_error():
-            started = start(graph, options)
-            with (
-                closed_on_error(sink.sink for sink in graph.sinks),
-                note_failed_start(started.coordinator, started.failures),
-            ):
-                driver = SparkDriver(
-                    graph,
-                    started.coordinator.spec,
-                    spark,
-                    parallelism=started.coordinator.parallelism,
-                    run_id=started.coordinator.run_id,
-                )
-                driver.start_slots(started.coordinator.slots)
-        self._spark_store = started.spark_store
-        self._doors = Doors(lambda: driver.doors, driver.door.key)
-        self._live = LiveState(
-            started.coordinator, graph.group_count, self._doors.ask, job=graph.name
-        )
-        self._engine = Engine(
-            graph,
-            options,
-            started,
-            driver,
-            trigger_ms=trigger_ms(spark, options.trigger),
-            on_end=self._close,
-        )
-        self._engine.begin()
-        self._web.open(self, started.store)
+            self._lives = Lives(
+                graph,
+                options,
+                begin_life=partial(self._begin_life, graph),
+                url=self._web.url,
+                on_end=self._web.close,
+                is_interrupted=is_interrupted,
+            )
+            self._lives.begin()
+        if self._lives.life is not None:
+            self._web.open(self, self._lives.life.store)
 
     @classmethod
     def start(cls, graph: Graph, options: Options) -> Run:
         """Start a job. Ctrl-C meanwhile stops the run as soon as it can be stopped."""
         print_no_traceback()
         with hold_interrupts() as held:
-            run = cls(graph, options)
+            run = cls(graph, options, lambda: held.is_pending)
             if held.is_pending:
                 run.stop()
             return run
 
-    def _close(self) -> None:
-        """Close the ways to ask this run: none of them answers after its end."""
-        try:
-            self._web.close()
-        finally:
-            self._doors.close()
-            self._live.close()
+    def _begin_life(self, graph: Graph, standby: Standby | None, grant: Grant | None) -> _Life:
+        return _Life(
+            graph,
+            self._options,
+            standby,
+            grant,
+            on_end=lambda: None if self._lives.is_repeated else self._web.close(),
+        )
+
+    @property
+    def _life(self) -> _Life:
+        life = self._lives.life
+        if life is None:
+            raise EpochError(
+                f"the run of job {self.name!r} was stopped before it led\n  next: start it again"
+            )
+        return life
+
+    @property
+    def _engine(self) -> Engine:
+        return self._life.engine
+
+    @property
+    def leader(self) -> Member | None:
+        """The driver that leads the group of `ha`: this one, another one, or None if unknown."""
+        return self._lives.leader()
+
+    @property
+    def restarts(self) -> int:
+        """The number of times that this run has begun again after a failure."""
+        return self._lives.restarts
+
+    @property
+    def failovers(self) -> int:
+        """The number of times that this process has continued the job of another one."""
+        return self._lives.failovers
+
+    def resign(self) -> Member:
+        """Finish the epoch, pass the lead to a standby and wait as one; return the new leader.
+
+        EpochError if no standby of the group could continue the job.
+        """
+        return self._lives.resign()
 
     @property
     def error(self) -> BaseException | None:
         """The error that ended the run; None before that, and if it ended well."""
+        if self._lives.is_repeated:
+            return self._lives.error
         return self._engine.turn.error
 
     @property
     def status(self) -> Status:
         """The status of the job, the same word in all views of it: see `cairn.report.status`.
 
-        While the run lives: starting, running, idle, behind, paused or failing. Then it has
-        failed, stopped, finished or is superseded.
+        While the run lives: starting, running, idle, behind, paused or failing; between two lives
+        standby or restarting. Then it has failed, stopped, finished or is superseded.
         """
-        return self._engine.status
+        return self._lives.status
 
     @property
     def is_active(self) -> bool:
         """True until the run has ended."""
-        return self._engine.ended_as is None
+        return self._lives.ended_as is None
 
     @property
     def url(self) -> str | None:
@@ -130,7 +157,7 @@ class Run:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the run has ended, and raise its error. False after `timeout` seconds."""
-        return self._engine.wait(timeout)
+        return self._lives.wait(timeout)
 
     def process_all_available(self) -> None:
         """Wait until everything the sources hold now is in committed epochs; raise an error.
@@ -146,7 +173,7 @@ class Run:
         With `savepoint`, the state as of the last epoch is written there, once the run has ended.
         """
         self.check_stop(savepoint)
-        self._engine.stop()
+        self._lives.stop()
         if savepoint is None:
             return
         if not self._engine.coordinator.is_published:
@@ -181,7 +208,7 @@ class Run:
             )
         self._engine.coordinator.note_published()
         written = write_savepoint(
-            self._engine.store, newest.number, path, spark_store=self._spark_store
+            self._engine.store, newest.number, path, spark_store=self._life.spark_store
         )
         logger.info(
             "savepoint of epoch %d written to %s", newest.number, path, extra={"job": self.name}
@@ -216,11 +243,11 @@ class Run:
         The key is a tuple if there are several key columns; for state of a subtask it is the
         number of the subtask.
         """
-        return self._live.query(operator, state, key)
+        return self._life.live.query(operator, state, key)
 
     def query_many(self, operator: str, state: str, keys: Iterable[Any]) -> Answers:
         """Return the state of many keys, all of it as of one committed epoch."""
-        return self._live.query_many(operator, state, keys)
+        return self._life.live.query_many(operator, state, keys)
 
     def epochs(self) -> list[EpochReport]:
         """Return the retained epochs on the current lineage, newest first."""
@@ -269,15 +296,75 @@ class Run:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if not self._engine.ended.is_set():
+        life = self._lives.life
+        if life is not None and self._lives.ended_as is None:
             if kind is not None and issubclass(kind, KeyboardInterrupt):
                 progress.say("stopping after the current epoch; Ctrl-C again stops at once")
-            with self._engine.count_waiting():
+            with life.engine.count_waiting():
                 self.stop()
         if kind is None:
-            self._engine.raise_error(again=False)
+            self._lives.raise_error(again=False)
 
     def __repr__(self) -> str:
         newest = self._engine.coordinator.newest
         at = "no epoch yet" if newest is None else f"epoch {newest.number}"
         return f"<run of {self.name}: {self.status}, {at}>"
+
+
+class _Life:
+    """The job, led by this process: from a takeover to its end, with the ways to ask it.
+
+    One that fails to begin leaves no sink open, and notes its failure in the checkpoint.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        options: Options,
+        standby: Standby | None,
+        grant: Grant | None,
+        on_end: Callable[[], None],
+    ) -> None:
+        from cairn.driver.spark_driver import SparkDriver, trigger_ms
+
+        spark = graph.sources[0].dataframe.sparkSession
+        prepared = None if standby is None else standby.prepared
+        started = start(graph, options, prepared=prepared, grant=grant)
+        coordinator = started.coordinator
+        with (
+            closed_on_error(sink.sink for sink in graph.sinks),
+            note_failed_start(coordinator, started.failures),
+        ):
+            if standby is not None and coordinator.spec == standby.prepared.spec:
+                driver = standby.driver
+            else:
+                driver = SparkDriver(
+                    graph,
+                    coordinator.spec,
+                    spark,
+                    parallelism=coordinator.parallelism,
+                    run_id=coordinator.run_id,
+                )
+                driver.start_slots(coordinator.slots)
+        self.store = started.store
+        self.spark_store = started.spark_store
+        self._on_end = on_end
+        self._doors = Doors(lambda: driver.doors, driver.door.key)
+        self.live = LiveState(coordinator, graph.group_count, self._doors.ask, job=graph.name)
+        self.engine = Engine(
+            graph,
+            options,
+            started,
+            driver,
+            trigger_ms=trigger_ms(spark, options.trigger),
+            on_end=self._close,
+        )
+        self.engine.begin()
+
+    def _close(self) -> None:
+        """Close the ways to ask this life: none of them answers after its end."""
+        try:
+            self._on_end()
+        finally:
+            self._doors.close()
+            self.live.close()

@@ -405,7 +405,7 @@ class BadDisk(Ledger):
 
         if not hasattr(stores, "broken"):
             stores.broken = True
-            put = stores.LocalStore.put
+            put = stores.LocalStore.put_parts
 
             def failing(store, path, data):
                 with open(self.mark, "a") as file:
@@ -414,7 +414,7 @@ class BadDisk(Ledger):
                     raise OSError(28, "No space left on device")
                 put(store, path, data)
 
-            stores.LocalStore.put = failing
+            stores.LocalStore.put_parts = failing
         yield from super().process(row, ctx)
 
 

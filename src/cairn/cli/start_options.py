@@ -63,7 +63,18 @@ _OPTIONS: Final = {
         help="Serve the dashboard and the state at this address; 0 picks a free port. "
         "Tokens come from CAIRN_TOKEN and CAIRN_CONTROL_TOKEN in the environment.",
     ),
+    "ha": typer.Option(
+        metavar="URL",
+        help="Wait until this process leads the group, such as store: or "
+        "zookeeper://host:2181/path; others with the same URL wait meanwhile.",
+    ),
+    "restart": typer.Option(
+        help='When a run that failed begins again: "none", "fixed(3, 10 seconds)", '
+        '"exponential(1 second, 5 minutes)" or "rate(5 per 10 minutes)".'
+    ),
 }  # fmt: skip
+_DEFAULTS: Final = {"reset_sources": None, "restart": "exponential(1 second, 5 minutes)"}
+"""Defaults of the command line that differ from those of `job.start`."""
 
 
 def add_start_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -75,7 +86,7 @@ def add_start_options(command: Callable[..., None]) -> Callable[..., None]:
         inspect.Parameter(
             field.name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=None if field.name == "reset_sources" else field.default,
+            default=_DEFAULTS.get(field.name, field.default),
             annotation=Annotated[_cli_type(hints[field.name], field.default), _OPTIONS[field.name]],
         )
         for field in fields(Options)

@@ -166,6 +166,8 @@ _STATUS_STYLES: Final[dict[Status, str]] = {
     "stopped": "bold",
     "finished": "bold",
     "superseded": "bold",
+    "standby": "bold",
+    "restarting": "bold yellow",
     "unknown": "dim",
 }
 _ABOUT_FAILURE: Final = ("operator", "key", "row", "timer", "at", "log", "next")

@@ -215,6 +215,17 @@ class Engine:
                 self.turn.give_up()
         self.ended.wait(STOP_PATIENCE_S)
 
+    def abandon(self) -> None:
+        """End the run before its next epoch: another driver may lead the job."""
+        if self.ended_as is None and not self.turn.is_stopping:
+            self.turn.fail(
+                CommitConflictError(
+                    f"this driver has lost the lead of job {self.name!r} on {self.store.url}\n"
+                    "  next: none; a standby continues the job"
+                )
+            )
+            self._stop_query()
+
     def _say(self, message: str, *args: object, level: int = logging.INFO) -> None:
         logger.log(level, message, *args, extra={"job": self.name})
 

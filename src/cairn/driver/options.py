@@ -49,6 +49,8 @@ class Options:
     checkpoint_every: int = 1
     commit_timeout: Duration | None = None
     serve: Serve | None = None
+    ha: str | None = None
+    restart: str = "none"
 
 
 def check_options(graph: Graph, options: Options, spark: SparkSession) -> int:

@@ -21,6 +21,7 @@ import msgspec
 from cairn.crash import crash_point
 from cairn.driver import progress
 from cairn.driver.coordinator.epoch import Coordinator, clock_ms
+from cairn.driver.coordinator.leadership.base import Grant
 from cairn.driver.coordinator.resume import check_resume, check_sources
 from cairn.driver.coordinator.rewind import Position, give_up, settle
 from cairn.driver.options import Options, check_options
@@ -44,6 +45,20 @@ from cairn.storage.store import Store, open_store
 from cairn.types.durations import Duration, duration_ms
 
 
+class Prepared(NamedTuple):
+    """A program before its takeover: what can be made while another driver leads."""
+
+    store: Store
+    spark_store: Store
+    """The store of Spark's folder."""
+    savepoint: Savepoint | None
+    job: JobInfo
+    spec: JobSpec
+    parallelism: int
+    run_id: str
+    """The slots of this id are used by the run that follows."""
+
+
 class Started(NamedTuple):
     store: Store
     spark_store: Store
@@ -54,14 +69,8 @@ class Started(NamedTuple):
     failures: Failures
 
 
-def start(graph: Graph, options: Options) -> Started:
-    """Become the leader of the job, at its newest epoch."""
-    opened: list[Sink] = []
-    with closed_on_error(opened):
-        return _start(graph, options, opened)
-
-
-def _start(graph: Graph, options: Options, opened: list[Sink]) -> Started:
+def prepare(graph: Graph, options: Options) -> Prepared:
+    """Check the options, open the checkpoint and make the job's spec; nobody is fenced."""
     spark = graph.sources[0].dataframe.sparkSession
     parallelism = check_options(graph, options, spark)
     # Spark keeps the logs of as many batches as we keep epochs, so a job can return to each.
@@ -72,11 +81,49 @@ def _start(graph: Graph, options: Options, opened: list[Sink]) -> Started:
     savepoint = None if options.savepoint is None else open_savepoint(options.savepoint)
     with _plan_error_on_io(store.url):
         job = open_job(store, graph.name, graph.group_count, savepoint)
-    # First: a function that cannot be pickled is found before a sink creates its target.
     spec = _make_spec(graph, options, job, store.url)
-    _open_sinks(graph, job, store.url, opened)
-    coordinator = _make_coordinator(graph, options, spec, store, spark_store, parallelism)
-    _take_over(graph, options, coordinator, job)
+    return Prepared(store, spark_store, savepoint, job, spec, parallelism, new_id())
+
+
+def check_prepared(graph: Graph, options: Options, prepared: Prepared) -> int | None:
+    """Raise the error with which the newest epoch would refuse the program; write nothing.
+
+    Returns the number of that epoch. Sinks are not opened, so their output is checked by the
+    start alone.
+    """
+    coordinator = _make_coordinator(graph, options, prepared)
+    newest = coordinator.log.newest_epoch()
+    if newest is None:
+        return None
+    _check_state(newest, graph, options, coordinator)
+    return newest.number
+
+
+def start(
+    graph: Graph,
+    options: Options,
+    *,
+    prepared: Prepared | None = None,
+    grant: Grant | None = None,
+) -> Started:
+    """Become the leader of the job, at its newest epoch.
+
+    With a `grant` the takeover is on its condition: CommitConflictError if the grant is lost, or
+    another driver has appended to the log since.
+    """
+    opened: list[Sink] = []
+    with closed_on_error(opened):
+        # First: a function that cannot be pickled is found before a sink creates its target.
+        return _start(graph, options, prepared or prepare(graph, options), grant, opened)
+
+
+def _start(
+    graph: Graph, options: Options, prepared: Prepared, grant: Grant | None, opened: list[Sink]
+) -> Started:
+    store, spark_store, savepoint = prepared.store, prepared.spark_store, prepared.savepoint
+    _open_sinks(graph, prepared.job, store.url, opened)
+    coordinator = _make_coordinator(graph, options, prepared)
+    _take_over(graph, options, coordinator, prepared.job, grant)
     progress.say(f"job {graph.name!r} is taken over on {store.url}")
     failures = Failures(store, graph.name)
     with note_failed_start(coordinator, failures):
@@ -127,23 +174,16 @@ def _make_spec(graph: Graph, options: Options, job: JobInfo, checkpoint: str) ->
     )
 
 
-def _make_coordinator(
-    graph: Graph,
-    options: Options,
-    spec: JobSpec,
-    store: Store,
-    spark_store: Store,
-    parallelism: int,
-) -> Coordinator:
+def _make_coordinator(graph: Graph, options: Options, prepared: Prepared) -> Coordinator:
     return Coordinator(
-        spec,
-        store,
+        prepared.spec,
+        prepared.store,
         {sink.uid: sink.sink for sink in graph.sinks},
-        parallelism=parallelism,
+        parallelism=prepared.parallelism,
         retained_epochs=options.retained_epochs,
         retained_s=_seconds(options.retained_for, "retained_for"),
-        spark_store=spark_store,
-        run_id=new_id(),
+        spark_store=prepared.spark_store,
+        run_id=prepared.run_id,
         origins=graph.watermarks,
         guarantee=options.guarantee,
         checkpoint_every=options.checkpoint_every,
@@ -156,7 +196,13 @@ def _seconds(duration: Duration | None, name: str) -> float | None:
     return None if duration is None else duration_ms(duration, name) / 1000
 
 
-def _take_over(graph: Graph, options: Options, coordinator: Coordinator, job: JobInfo) -> None:
+def _take_over(
+    graph: Graph,
+    options: Options,
+    coordinator: Coordinator,
+    job: JobInfo,
+    grant: Grant | None,
+) -> None:
     """Become the leader, unless the program does not fit the newest epoch.
 
     RestoreError if the checkpoint was removed meanwhile.
@@ -165,7 +211,13 @@ def _take_over(graph: Graph, options: Options, coordinator: Coordinator, job: Jo
     if newest is not None:
         _check(newest, graph, options, coordinator)
     with _plan_error_on_io(coordinator.store.url):
-        coordinator.take_over()
+        if grant is None:
+            coordinator.take_over()
+        else:
+            coordinator.take_over(
+                only_if_last=grant.only_if_last, is_held=lambda: not grant.lost.is_set()
+            )
+            grant.confirm(coordinator.term)
     check_job(coordinator.store, job)
 
 
@@ -244,6 +296,14 @@ def _check(
     epoch: Epoch, graph: Graph, options: Options, coordinator: Coordinator
 ) -> frozenset[str]:
     """Refuse a program that cannot continue from an epoch; return the uids to rewrite."""
+    rewrite = _check_state(epoch, graph, options, coordinator)
+    coordinator.check_output(epoch)
+    return rewrite
+
+
+def _check_state(
+    epoch: Epoch, graph: Graph, options: Options, coordinator: Coordinator
+) -> frozenset[str]:
     url = coordinator.store.url
     check_sources(
         epoch,
@@ -253,7 +313,6 @@ def _check(
         url=url,
         allow_dropped_state=options.allow_dropped_state,
     )
-    coordinator.check_output(epoch)
     return check_resume(
         epoch,
         coordinator.scoped_states,

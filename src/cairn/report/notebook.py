@@ -54,6 +54,8 @@ _STATUS_COLOURS: dict[Status, str] = {
     "stopped": "#59636e",
     "finished": "#2f66c9",
     "superseded": "#59636e",
+    "standby": "#59636e",
+    "restarting": "#9a6700",
     "unknown": "#59636e",
 }
 _FONT = "system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif"

@@ -9,6 +9,8 @@
     failed       the run ended with an error, or its driver was killed
     stopped      the run was stopped
     finished     a run with trigger="available-now" has read all of its input
+    standby      another driver leads the job, and this one waits
+    restarting   the run failed, and begins again after a pause
     superseded   another driver has taken the job over from this run, or a rollback has ended it
     unknown      the driver is on another machine, and has left no sign for a minute
 
@@ -40,6 +42,8 @@ Status = Literal[
     "stopped",
     "finished",
     "superseded",
+    "standby",
+    "restarting",
     "unknown",
 ]
 STATUSES: Final[tuple[Status, ...]] = Status.__args__  # type: ignore[attr-defined]

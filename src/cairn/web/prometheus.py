@@ -31,12 +31,12 @@ from starlette.routing import Route
 from cairn.driver.coordinator.reports import report_of
 from cairn.metrics import HistogramCounts, Number
 from cairn.report.epoch import EpochReport, OperatorReport
-from cairn.report.status import STATUSES
+from cairn.report.status import ACTIVE, STATUSES
 from cairn.storage.log import read_job
 from cairn.web.openapi import STRING, Docs, operation
 
 if TYPE_CHECKING:
-    from cairn.web.site import Site
+    from cairn.web.site import LiveRun, Site
 
 JOB: Final = "job_name"
 """Not "job": Prometheus puts a label of that name on all that it scrapes."""
@@ -119,6 +119,7 @@ def families(site: Site) -> Iterator[Metric]:
         )
     if site.run is not None:
         yield _one("cairn_parallelism", "Subtasks of each operator.", job, site.run.parallelism)
+        yield from _of_the_lead(job, site.run)
     newest = _newest(site)
     if newest is None:
         return
@@ -128,6 +129,20 @@ def families(site: Site) -> Iterator[Metric]:
     yield from _times(job, newest)
     yield from _of_operators(job, newest.operators)
     yield from _of_functions(job, newest.operators)
+
+
+def _of_the_lead(job: str, run: LiveRun) -> Iterator[Metric]:
+    is_leading = float(run.status in ACTIVE)
+    yield _one("cairn_is_leader", "1 while this process leads the job.", job, is_leading)
+    yield _counter(
+        "cairn_failovers",
+        "Times that this process has continued the job of another one.",
+        job,
+        run.failovers,
+    )
+    yield _counter(
+        "cairn_restarts", "Times that the run has begun again after a failure.", job, run.restarts
+    )
 
 
 def _newest(site: Site) -> EpochReport | None:

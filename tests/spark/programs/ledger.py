@@ -184,6 +184,7 @@ def main() -> None:
     parser.add_argument("--guarantee", default="exactly-once")
     parser.add_argument("--checkpoint-every", type=int, default=1)
     parser.add_argument("--bases", action="store_true", help="after every epoch a base is due")
+    parser.add_argument("--ha", default=None)
     parser.add_argument("--stop-spark-at", type=int, default=None, metavar="EPOCH")
     options = parser.parse_args()
 
@@ -212,12 +213,13 @@ def main() -> None:
         trigger=options.trigger,
         retained_epochs=options.retained,
         savepoint=options.savepoint,
+        ha=options.ha,
     )
     try:
         with run:
             report(run=run._engine.coordinator.run_id)
             newest = 0
-            while not run._engine.ended.wait(0.02):
+            while not (run.wait(0.02) if options.ha else run._engine.ended.wait(0.02)):
                 now = epoch_of(run)
                 # An epoch counts when it is committed; its sinks publish after that.
                 if now != newest and run._engine.coordinator.is_published:

@@ -17,11 +17,12 @@ def test_every_option_of_a_start_is_one_of_the_command_line() -> None:
         assert field.name in command and field.name in start
 
 
-def test_an_empty_command_line_starts_a_job_as_without_options() -> None:
+def test_an_empty_command_line_starts_a_job_that_begins_again_after_failures() -> None:
     command = inspect.signature(run).parameters.values()
     names = {field.name for field in fields(Options)} - {"checkpoint"}
     given = {each.name: each.default for each in command if each.name in names}
-    assert make_options("ckpt", given) == Options("ckpt")
+    restart = "exponential(1 second, 5 minutes)"
+    assert make_options("ckpt", given) == Options("ckpt", restart=restart)
 
 
 def test_texts_of_the_command_line_become_what_a_start_takes() -> None:

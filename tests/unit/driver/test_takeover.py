@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,8 @@ import pytest
 
 from cairn.driver.coordinator.epoch import Coordinator
 from cairn.driver.options import Options
-from cairn.driver.start import start
-from cairn.errors import PlanError, RestoreError, StateSchemaError
+from cairn.driver.start import check_prepared, prepare, start
+from cairn.errors import CommitConflictError, PlanError, RestoreError, StateSchemaError
 from cairn.storage.log import Log, new_nonce
 from cairn.storage.manifest import Epoch, EpochOperator, SparkPosition, StateDecl
 from cairn.storage.removal import delete_checkpoint
@@ -118,3 +120,58 @@ def test_epochs_without_the_file_that_names_their_job_are_not_led(options: Optio
     store.delete(["job.json"])
     with pytest.raises(RestoreError, match=r"has epochs, but not the file[\s\S]*job\.json"):
         start(graph_of([], "out"), options)
+
+
+class Lead:
+    """A grant that the test holds and loses."""
+
+    def __init__(self, only_if_last: int | None = None) -> None:
+        self.lost = threading.Event()
+        self.only_if_last = only_if_last
+        self.confirmed: list[int] = []
+
+    def confirm(self, term: int) -> None:
+        self.confirmed.append(term)
+
+    def resign(self, to: str | None = None) -> None:
+        self.lost.set()
+
+
+def test_a_start_with_a_grant_confirms_its_term(options: Options) -> None:
+    lead = Lead(only_if_last=0)
+    started = start(graph_of([], "a"), options, grant=lead)
+    assert lead.confirmed == [started.coordinator.term]
+
+
+def test_a_start_whose_grant_is_lost_fences_nobody(options: Options) -> None:
+    lead, seen = Lead(), list[str]()
+    lead.resign()
+    with pytest.raises(CommitConflictError, match="lease was lost"):
+        start(graph_of(seen, "a"), options, grant=lead)
+    assert Log(open_store(options.checkpoint)).newest_number() is None
+    assert lead.confirmed == []
+    assert seen == ["open a", "close a"]
+
+
+def test_a_start_whose_log_has_gone_on_since_the_grant_is_refused(options: Options) -> None:
+    first = start(graph_of([], "a"), options)
+    lead = Lead(only_if_last=0)
+    with pytest.raises(CommitConflictError, match="must follow record 0"):
+        start(graph_of([], "a"), options, grant=lead)
+    assert lead.confirmed == []
+    assert first.coordinator.log.is_leading()
+
+
+def test_a_prepared_program_is_checked_without_a_record_and_started_with_its_run_id(
+    options: Options,
+) -> None:
+    graph, store = graph_of([], "a"), open_store(options.checkpoint)
+    prepared = prepare(graph, options)
+    assert check_prepared(graph, options, prepared) is None
+    assert Log(store).newest_number() is None
+    commit(store, OTHER)
+    with pytest.raises(PlanError, match="holds state of operator 'another'"):
+        check_prepared(graph, options, prepared)
+    allowed = replace(options, allow_dropped_state=True)
+    assert check_prepared(graph, allowed, prepared) == Log(store).newest_number()
+    assert start(graph, allowed, prepared=prepared).coordinator.run_id == prepared.run_id

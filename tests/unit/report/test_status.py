@@ -72,7 +72,8 @@ def test_the_same_signs_give_the_same_word(more: dict[str, Any], expected: str) 
 
 
 def test_every_status_is_either_active_or_an_end() -> None:
-    assert set(STATUSES) - ACTIVE == {"failed", "stopped", "finished", "superseded", "unknown"}
+    ended = {"failed", "stopped", "finished", "superseded", "unknown"}
+    assert set(STATUSES) - ACTIVE == {*ended, "standby", "restarting"}
 
 
 def epochs(*commits: tuple[int, int], epoch_ms: float = 100.0) -> list[EpochReport]:

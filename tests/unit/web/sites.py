@@ -61,6 +61,8 @@ class FakeRun:
         self.status = "running"
         self.paused: str | None = None
         self.parallelism = 2
+        self.restarts = 3
+        self.failovers = 1
         self.asked: list[Any] = []
         self.has_epoch = True
         self._checkpoint = checkpoint

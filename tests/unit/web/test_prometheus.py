@@ -52,6 +52,8 @@ def run_of(lead: Lead, **facts: Any) -> Any:
         error=None,
         history=lambda: [] if measured is None else [measured],
         parallelism=2,
+        failovers=1,
+        restarts=3,
         metrics=lambda: measured,
     )
 
@@ -154,6 +156,8 @@ def test_a_run_adds_its_status_and_its_last_commit(lead: Lead) -> None:
     found = samples(render(site_of(lead, run_of(lead))))
     statuses = {at[1]: n for at, n in found.items() if at[0] == "cairn_job_status"}
     assert statuses == {**dict.fromkeys(STATUSES, 0.0), "running": 1.0}
+    lead_metrics = ("cairn_is_leader", "cairn_failovers_total", "cairn_restarts_total")
+    assert [found[name,] for name in lead_metrics] == [1, 1, 3]
     assert ("cairn_epoch",) not in found, "there is none yet"
     lead.run_batch((1, 1))
     found = samples(render(site_of(lead, run_of(lead, dropped_batches=2))))

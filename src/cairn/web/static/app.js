@@ -34,6 +34,8 @@ const STATUS = {
   failed: "The run ended with an error, or its driver was killed",
   stopped: "The run was stopped",
   finished: "The run has read all of its input",
+  standby: "Another driver leads the job; this one waits",
+  restarting: "The run failed, and begins again after a pause",
   superseded: "Another driver has taken over the job, or a rollback has ended this run",
   unknown: "The driver is on another machine, and has written nothing for a minute",
 };

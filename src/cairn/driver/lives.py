@@ -1,0 +1,399 @@
+"""The lives of a run: it waits for the lead, runs the job, and begins again after a failure.
+
+    standby ──granted──> life ──ends──> over
+       ^                  │ │
+       └────lead lost─────┘ └──fails──> pause ──> the next life (with `ha`: standby)
+
+Without `ha` and `restart` a run has one life.
+
+Always true here:
+- one life at a time; a life that has ended publishes nothing more: its log is closed;
+- a lead that is lost ends its life before the next epoch;
+- a failure that repetition cannot fix ends the run, with its cause.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Generic, Literal, Protocol, TypeVar
+
+import msgspec
+
+from cairn.driver import progress
+from cairn.driver.coordinator.epoch import clock_ms
+from cairn.driver.coordinator.leadership import open_leadership
+from cairn.driver.coordinator.leadership.base import Grant, Leadership, Member
+from cairn.driver.engine import Engine
+from cairn.driver.options import Options
+from cairn.driver.restarts import Restarts, parse_restart
+from cairn.driver.standby import Standby
+from cairn.errors import CommitConflictError, EpochError
+from cairn.ids import new_id
+from cairn.logs import logger
+from cairn.plan.graph import Graph
+from cairn.report.status import Ending, Status
+from cairn.storage.store import open_store
+
+STANDBY_S = 2.0
+"""A standby compares its program with the newest epoch at this interval."""
+STOP_PATIENCE_S = 60.0
+
+
+class Life(Protocol):
+    """The job, led by this process: from a takeover to its end."""
+
+    @property
+    def engine(self) -> Engine: ...
+
+
+L = TypeVar("L", bound=Life)
+
+
+class StoppedInStandbyError(Exception):
+    """The run was stopped before it led."""
+
+
+class Lives(Generic[L]):
+    """The lives of one run, on the thread of `begin` first and then on one of their own."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        options: Options,
+        *,
+        begin_life: Callable[[Standby | None, Grant | None], L],
+        url: str | None,
+        on_end: Callable[[], None],
+        is_interrupted: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`begin_life` takes the job over, with the standby's processes and on a grant.
+
+        `url` is where the run is served. `on_end` is called once, after the last of several
+        lives.
+        """
+        self.life: L | None = None
+        self.waits_as: Literal["standby", "restarting"] | None = None
+        """The status between two lives; None during one."""
+        self.error: BaseException | None = None
+        """The error that ended the run."""
+        self.failovers = 0
+        """The number of times that this process has continued the job of another one."""
+        self.ended = threading.Event()
+        self._graph = graph
+        self._options = options
+        self._begin_life = begin_life
+        self._on_end = on_end
+        self._is_interrupted = is_interrupted
+        self._restarts = Restarts(parse_restart(options.restart))
+        self._leadership: Leadership | None = None
+        if options.ha is not None:
+            self._leadership = open_leadership(options.ha, store=open_store(options.checkpoint))
+        self._member = Member(identity=new_id(), host=os.uname().nodename, pid=os.getpid(), url=url)
+        self._grant: Grant | None = None
+        self._terms: set[int] = set()
+        """The terms in which this process has led."""
+        self._successor: str | None = None
+        self._is_resigning = False
+        self._stopping = threading.Event()
+        self._is_raised = False
+
+    @property
+    def restarts(self) -> int:
+        return self._restarts.count
+
+    @property
+    def is_repeated(self) -> bool:
+        """True if another life may follow the first."""
+        return self._leadership is not None or self._restarts.policy.kind != "none"
+
+    @property
+    def status(self) -> Status:
+        if self.waits_as is not None and not self.ended.is_set():
+            return self.waits_as
+        return self._ended_between or self._engine.status
+
+    @property
+    def ended_as(self) -> Ending | None:
+        """The end of the run; None until it has ended."""
+        if self.is_repeated and not self.ended.is_set():
+            return None
+        return self._ended_between or self._engine.ended_as
+
+    @property
+    def _ended_between(self) -> Ending | None:
+        """The end of a run that was between two lives."""
+        if self.waits_as is None or not self.ended.is_set():
+            return None
+        return "stopped" if self.error is None else "failed"
+
+    @property
+    def _engine(self) -> Engine:
+        assert self.life is not None, "a life has begun"
+        return self.life.engine
+
+    def leader(self) -> Member | None:
+        """Return the member that leads the job, this one if it does; None if nobody is known."""
+        if self._grant is not None and not self._grant.lost.is_set():
+            return self._member
+        return None if self._leadership is None else self._leadership.leader()
+
+    # From the user's threads
+
+    def begin(self) -> None:
+        """Wait for the lead, and start the first life. Raises why it does not start."""
+        try:
+            self._next_life()
+        except StoppedInStandbyError:
+            self._finish()
+            return
+        except BaseException:
+            self._close_group()
+            raise
+        if self.is_repeated:
+            threading.Thread(
+                target=self._follow, daemon=True, name=f"cairn-{self._graph.name}-lives"
+            ).start()
+
+    def wait(self, timeout: float | None) -> bool:
+        """Wait for the end of the last life and raise its error. False after `timeout` seconds."""
+        if not self.is_repeated:
+            assert self.life is not None, "begun"
+            return self.life.engine.wait(timeout)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._wait_briefly():
+            if deadline is not None and time.monotonic() > deadline:
+                return False
+        self.raise_error()
+        return True
+
+    def _wait_briefly(self) -> bool:
+        """Wait for a moment, so that Ctrl-C is heard; True if the run has ended."""
+        if self.ended.is_set():
+            return True
+        assert self.life is not None, "a run without a life has ended"
+        # The life of the moment need not log its error: this call raises it.
+        with self.life.engine.count_waiting():
+            return self.ended.wait(0.2)
+
+    def raise_error(self, *, again: bool = True) -> None:
+        """Raise the error of the run, if any; unless `again`, only if it was not raised before."""
+        if not self.is_repeated:
+            if self.life is not None:
+                self.life.engine.raise_error(again=again)
+        elif self.error is not None and (again or not self._is_raised):
+            self._is_raised = True
+            raise self.error.with_traceback(None) from self.error.__cause__
+
+    def stop(self) -> None:
+        """End the run after the epoch under way, or at once in standby, and wait for it."""
+        self._stopping.set()
+        if self.life is not None and self.life.engine.ended_as is None:
+            self.life.engine.stop()
+        if self.is_repeated:
+            self.ended.wait(STOP_PATIENCE_S)
+
+    def resign(self) -> Member:
+        """Finish the epoch, pass the lead on, and wait as a standby; return the successor."""
+        if self._leadership is None or self._grant is None or self.life is None:
+            raise EpochError(
+                f"the run of job {self._graph.name!r} does not lead a group\n"
+                "  next: start it with ha=, on two machines"
+            )
+        able = [member for member in self._leadership.waiting() if member.refusal is None]
+        if not able:
+            raise EpochError(
+                f"no standby of job {self._graph.name!r} could take over\n"
+                "  next: start another driver with the same ha= and checkpoint"
+            )
+        chosen = min(able, key=lambda member: member.standby != "hot")
+        self._successor, self._is_resigning = chosen.identity, True
+        self.life.engine.stop()
+        return chosen
+
+    # Between lives
+
+    def _follow(self) -> None:
+        """Wait for the end of each life, and begin the next."""
+        try:
+            while True:
+                assert self.life is not None, "begun"
+                self.life.engine.ended.wait()
+                if not self._goes_on(self.life.engine.turn.error):
+                    return
+                self._next_life()
+        except StoppedInStandbyError:
+            return
+        except BaseException as error:
+            self.error = error
+            logger.error("the run failed: %s", error, extra={"job": self._graph.name})
+        finally:
+            self._finish()
+
+    def _goes_on(self, error: BaseException | None) -> bool:
+        """Decide after a life: True if another one follows, after its pause."""
+        if self._is_resigning:
+            self._resign(self._successor)
+            self._successor, self._is_resigning = None, False
+            return not self._stopping.is_set()
+        is_fenced = isinstance(error, CommitConflictError)
+        self._resign()
+        if self._stopping.is_set() or error is None:
+            self.error = None if is_fenced else error
+            return False
+        if self._leadership is not None and is_fenced:
+            progress.say("the lead is lost: waiting as a standby")
+            return True
+        if not self._pause_after(error):
+            self.error = error
+            return False
+        return True
+
+    def _pause_after(self, error: BaseException) -> bool:
+        """Wait as the policy says; False if no life shall follow."""
+        pause_s = self._restarts.after(error)
+        if pause_s is None:
+            return False
+        self.waits_as = "restarting"
+        cause = str(error).partition("\n")[0]
+        logger.warning(
+            "restart %d in %g s, after: %s", self._restarts.count, pause_s, cause,
+            extra={"job": self._graph.name},
+        )  # fmt: skip
+        progress.say(f"restarting in {pause_s:g} s, after: {cause}")
+        deadline_s = time.monotonic() + pause_s
+        while time.monotonic() < deadline_s and not self._is_stopping():
+            time.sleep(0.1)
+        return True
+
+    def _next_life(self) -> None:
+        """Wait for the lead and start; a start that may succeed later is repeated."""
+        while True:
+            standby = self._stand_by() if self._leadership is not None else None
+            grant = self._grant
+            self._restarts.begin()
+            try:
+                self._check_stopping()
+                life = self._begin_life(standby, grant)
+                if grant is not None:
+                    _watch(grant, life.engine)
+                    self._count_failover(life.engine)
+                self.life, self.waits_as = life, None
+                return
+            except Exception as error:
+                if standby is not None:
+                    standby.close()
+                self._resign()
+                is_beaten = grant is not None and isinstance(error, CommitConflictError)
+                if isinstance(error, StoppedInStandbyError):
+                    raise
+                if not is_beaten and not self._pause_after(error):
+                    raise
+
+    def _count_failover(self, engine: Engine) -> None:
+        newest = engine.coordinator.newest
+        self.failovers += newest is not None and newest.term not in self._terms
+        self._terms.add(engine.coordinator.term)
+
+    def _stand_by(self) -> Standby:
+        """Wait until this member leads; the program is ready to start then."""
+        assert self._leadership is not None, "only a group has standbys"
+        self.waits_as = "standby"
+        standby = Standby(self._graph, self._options)
+        granted = threading.Event()
+        try:
+            standby.start_slots()
+            member = self._describe(standby)
+            threading.Thread(
+                target=self._keep_described,
+                args=(standby, granted),
+                daemon=True,
+                name="cairn-standby",
+            ).start()
+            stop = _Either(self._stopping, self._is_interrupted)
+            other = self._leadership.leader()
+            if other is not None and other.identity != member.identity:
+                progress.say(f"standby: {other.host} leads the job")
+            self._grant = self._leadership.campaign(member, stop)
+            if self._grant is None:
+                self._stopping.set()
+                raise StoppedInStandbyError
+        except BaseException:
+            standby.close()
+            raise
+        finally:
+            granted.set()
+        return standby
+
+    def _describe(self, standby: Standby) -> Member:
+        self._member = msgspec.structs.replace(
+            self._member, since_ms=clock_ms(), refusal=standby.refusal()
+        )
+        return self._member
+
+    def _keep_described(self, standby: Standby, granted: threading.Event) -> None:
+        """Show the others whether this program could continue the job, while it waits."""
+        assert self._leadership is not None, "only a group has standbys"
+        while not granted.wait(STANDBY_S):
+            refusal = standby.refusal()
+            if refusal != self._member.refusal and not granted.is_set():
+                self._member = msgspec.structs.replace(self._member, refusal=refusal)
+                self._leadership.update(self._member)
+
+    def _resign(self, to: str | None = None) -> None:
+        grant, self._grant = self._grant, None
+        if grant is not None:
+            grant.resign(to)
+
+    def _is_stopping(self) -> bool:
+        return self._stopping.is_set() or self._is_interrupted()
+
+    def _check_stopping(self) -> None:
+        if self._is_stopping():
+            self._stopping.set()
+            raise StoppedInStandbyError
+
+    def _close_group(self) -> None:
+        self._resign()
+        if self._leadership is not None:
+            self._leadership.close()
+
+    def _finish(self) -> None:
+        self._close_group()
+        self.ended.set()
+        self._on_end()
+
+
+def _watch(grant: Grant, engine: Engine) -> None:
+    """End a life when its lead is lost."""
+
+    def wait() -> None:
+        while not engine.ended.is_set():
+            if grant.lost.wait(0.5):
+                engine.abandon()
+                return
+
+    threading.Thread(target=wait, daemon=True, name="cairn-lead").start()
+
+
+class _Either(threading.Event):
+    """An event that is also set when a condition holds."""
+
+    def __init__(self, event: threading.Event, holds: Callable[[], bool]) -> None:
+        super().__init__()
+        self._event = event
+        self._holds = holds
+
+    def is_set(self) -> bool:
+        return self._event.is_set() or self._holds()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        deadline_s = None if timeout is None else time.monotonic() + timeout
+        while not self.is_set():
+            left_s = 0.2 if deadline_s is None else min(0.2, deadline_s - time.monotonic())
+            if left_s <= 0:
+                return False
+            self._event.wait(left_s)
+        return True

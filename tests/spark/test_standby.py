@@ -1,0 +1,174 @@
+"""Runs that begin again: after a failure, and on another driver."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cairn import Job, KeyedProcess, sinks
+from cairn.errors import EpochError
+from tests.spark.live import Undisturbed
+from tests.spark.programs.ledger import build, payments
+from tests.spark.support import Input, Program, by_id, epochs, finish, published, stored_state
+
+ROWS = "id bigint"
+
+
+class Flaky(KeyedProcess[Any]):
+    """Fails with an error of the system a number of times, counted in a file."""
+
+    def __init__(self, mark: Path, times: int) -> None:
+        self.mark, self.times = str(mark), times
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        mark = Path(self.mark)
+        done = len(mark.read_bytes()) if mark.exists() else 0
+        if done < self.times:
+            with mark.open("ab") as file:
+                file.write(b"x")
+            raise ConnectionError("the service is away")
+        yield row
+
+
+def flaky_job(spark: Any, folder: Path, times: int) -> tuple[Job, Any]:
+    source = Input(folder / "in", ROWS).add((1,), (2,)).add((3,))
+    kept, job = sinks.Collect(), Job("flaky", max_parallelism=16)
+    rows = job.source("rows", source.stream(spark)).key_by("id")
+    rows.process(Flaky(folder / "mark", times), schema=ROWS, uid="flaky").sink_to(kept, uid="kept")
+    return job, kept
+
+
+def test_a_run_that_failed_begins_again_and_loses_nothing(spark, tmp_path):
+    # A life tries a batch four times.
+    job, kept = flaky_job(spark, tmp_path, times=6)
+    run = finish(job, tmp_path / "checkpoint", parallelism=1, restart="fixed(2, 100 ms)")
+    assert (run.restarts, run.status, run.error) == (1, "finished", None)
+    assert sorted(row.id for row in kept.rows) == [1, 2, 3]
+
+
+def test_a_run_ends_with_its_cause_when_its_restarts_are_used_up(spark, tmp_path):
+    job, kept = flaky_job(spark, tmp_path, times=100)
+    options = {"checkpoint": str(tmp_path / "checkpoint"), "trigger": "available-now"}
+    with pytest.raises(Exception, match="the service is away"):
+        job.start(parallelism=1, restart="fixed(1, 100 ms)", **options).wait()
+    assert kept.rows == []
+
+
+@pytest.fixture(scope="module")
+def undisturbed(spark, tmp_path_factory):
+    return Undisturbed(spark, tmp_path_factory.mktemp("undisturbed"), payments(6))
+
+
+def check(undisturbed: Any, work: Path) -> None:
+    assert by_id(published(work / "booked")) == undisturbed.booked()
+    assert stored_state(undisturbed.job, work / "checkpoint") == undisturbed.state()
+    numbers = [epoch.number for epoch in epochs(work / "checkpoint")]
+    assert numbers == sorted(set(numbers))
+
+
+def terms(work: Path) -> int:
+    """Return how many drivers have committed epochs."""
+    return len({epoch.term for epoch in epochs(work / "checkpoint")})
+
+
+def test_a_standby_continues_the_job_of_a_leader_that_was_killed(spark, undisturbed, tmp_path):
+    arguments = (undisturbed.source.folder, tmp_path, "--ha", "store:?lease=2s", "--retained", 100)
+    leader = Program("ledger", *arguments, on=spark, CAIRN_CRASH_AT="driver.epoch.ended:3")
+    with leader:
+        leader.await_report()
+        with Program("ledger", *arguments, on=spark) as standby:
+            leader.end()
+            assert leader.killed, leader.errors[-2000:]
+            reports = standby.end()
+    assert reports[-1]["end"] == "finished", standby.errors[-2000:]
+    assert terms(tmp_path) == 2
+    check(undisturbed, tmp_path)
+
+
+def test_a_leader_that_resigns_goes_on_as_a_standby_and_takes_over_again(
+    spark, undisturbed, tmp_path
+):
+    """Two runs in one process: each passes the lead to the other, with a file in between."""
+    source = Input(tmp_path / "in", undisturbed.source.schema)
+    options = {
+        "checkpoint": str(tmp_path / "checkpoint"),
+        "ha": "store:?lease=1s",
+        "trigger": "50 milliseconds",
+        "parallelism": 2,
+        "retained_epochs": 100,
+    }
+    first = build(spark, source.folder, tmp_path).start(**options)
+    started: list[Any] = []
+    other = build(spark, source.folder, tmp_path)
+    waiting = threading.Thread(target=lambda: started.append(other.start(**options)))
+    try:
+        source.add(*undisturbed.files[0])
+        first.process_all_available()
+        assert first.leader is not None and first.leader.pid > 0
+        with pytest.raises(EpochError, match="no standby"):
+            first.resign()
+        waiting.start()
+        resign(first)
+        waiting.join(60)
+        (second,) = started
+        await_status(first, "standby")
+        assert first.leader == second.leader
+        source.add_all(undisturbed.files[1:4])
+        second.process_all_available()
+        resign(second)
+        await_lead(first)
+        source.add_all(undisturbed.files[4:])
+        first.process_all_available()
+        assert (first.failovers, second.failovers) == (1, 1)
+    finally:
+        for run in (*started, first):
+            run.stop()
+    assert first.status == "stopped"
+    check(undisturbed, tmp_path)
+
+
+def resign(run: Any) -> None:
+    """Resign as soon as a standby is there."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            run.resign()
+            return
+        except EpochError:
+            assert time.monotonic() < deadline, "no standby came"
+            time.sleep(0.1)
+
+
+def await_status(run: Any, status: str) -> None:
+    deadline = time.monotonic() + 60
+    while run.status != status:
+        assert time.monotonic() < deadline, run.status
+        time.sleep(0.05)
+
+
+def await_lead(run: Any) -> None:
+    deadline = time.monotonic() + 60
+    while run.status in ("standby", "superseded", "stopped"):
+        assert time.monotonic() < deadline, run.status
+        time.sleep(0.05)
+
+
+def test_a_run_that_is_stopped_in_standby_ends_at_once(spark, undisturbed, tmp_path):
+    arguments = (undisturbed.source.folder, tmp_path, "--ha", "store:?lease=30s")
+    with Program("ledger", *arguments, "--trigger", "1 second", on=spark) as leader:
+        leader.await_report()
+        job = build(spark, undisturbed.source.folder, tmp_path)
+        from cairn.driver.options import Options
+        from cairn.run import Run
+
+        asked = threading.Event()
+        threading.Timer(3, asked.set).start()
+        options = Options(checkpoint=str(tmp_path / "checkpoint"), ha="store:?lease=30s")
+        run = Run(job.graph(), options, is_interrupted=asked.is_set)
+        assert (run.status, run.is_active, run.error) == ("stopped", False, None)
+        leader.kill()
+    assert terms(tmp_path) == 1

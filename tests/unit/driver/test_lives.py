@@ -1,0 +1,236 @@
+"""The lives of a run, with a group, a standby and engines that only note what is asked of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cairn.driver import lives as module
+from cairn.driver.coordinator.leadership.base import Member
+from cairn.driver.lives import Lives
+from cairn.driver.options import Options
+from cairn.errors import CommitConflictError, EpochError, PlanError
+
+GRAPH: Any = SimpleNamespace(name="job")
+
+
+class Grant:
+    only_if_last = None
+
+    def __init__(self) -> None:
+        self.lost = threading.Event()
+        self.resigned_to: list[str | None] = []
+
+    def confirm(self, term: int) -> None: ...
+
+    def resign(self, to: str | None = None) -> None:
+        self.resigned_to.append(to)
+        self.lost.set()
+
+
+class Group:
+    """Grants the lead when it is told to."""
+
+    url = "fake:"
+
+    def __init__(self) -> None:
+        self.grants: list[Grant] = []
+        self.may_lead = threading.Semaphore(0)
+        self.others: list[Member] = []
+        self.is_closed = False
+
+    def campaign(self, member: Member, stop: threading.Event) -> Grant | None:
+        while not self.may_lead.acquire(timeout=0.01):
+            if stop.is_set():
+                return None
+        self.grants.append(Grant())
+        return self.grants[-1]
+
+    def update(self, member: Member) -> None: ...
+
+    def leader(self) -> Member | None:
+        return None
+
+    def waiting(self) -> list[Member]:
+        return self.others
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Engine:
+    """A life that ends when it is told to."""
+
+    def __init__(self, term: int) -> None:
+        self.ended = threading.Event()
+        self.turn = SimpleNamespace(error=None)
+        self.coordinator = SimpleNamespace(newest=None, term=term)
+        self.ended_as: str | None = None
+        self.status = "running"
+        self.waiting_calls = 0
+
+    @contextmanager
+    def count_waiting(self) -> Iterator[None]:
+        self.waiting_calls += 1
+        yield
+
+    def end(self, error: BaseException | None = None) -> None:
+        self.turn.error = error
+        self.ended_as = "stopped" if error is None else "failed"
+        self.ended.set()
+
+    def stop(self) -> None:
+        self.end()
+
+    def abandon(self) -> None:
+        self.end(CommitConflictError("lost"))
+
+
+class World:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+        self.group, self.engines, self.failures = Group(), [], []
+        self.standbys_closed = self.ends = 0
+        world = self
+
+        class Standby:
+            def __init__(self, *_: Any) -> None: ...
+            def start_slots(self) -> None: ...
+            def refusal(self) -> None: ...
+            def close(self) -> None:
+                world.standbys_closed += 1
+
+        monkeypatch.setattr(module, "Standby", Standby)
+        monkeypatch.setattr(module, "open_leadership", lambda url, store: self.group)
+        self.began = threading.Semaphore(0)
+        self.lives: Lives[Any] = Lives(
+            GRAPH,
+            Options(checkpoint="memory:", **options),
+            begin_life=self.begin_life,
+            url=None,
+            on_end=self.note_end,
+        )
+
+    def begin_life(self, standby: Any, grant: Any) -> Any:
+        if self.failures:
+            raise self.failures.pop(0)
+        self.engines.append(Engine(term=len(self.engines)))
+        self.began.release()
+        return SimpleNamespace(engine=self.engines[-1])
+
+    def note_end(self) -> None:
+        self.ends += 1
+
+    def await_life(self) -> Engine:
+        assert self.began.acquire(timeout=10), "no life began"
+        engine: Engine = self.engines[-1]
+        return engine
+
+
+@pytest.fixture
+def led(monkeypatch: pytest.MonkeyPatch) -> World:
+    world = World(monkeypatch, ha="fake:")
+    world.group.may_lead.release()
+    world.lives.begin()
+    world.await_life()
+    return world
+
+
+def await_status(lives: Lives[Any], status: str) -> None:
+    for _ in range(1000):
+        if lives.status == status:
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError(lives.status)
+
+
+def test_a_lead_that_is_lost_ends_the_life_and_the_run_waits_for_the_next(led: World) -> None:
+    led.group.grants[0].lost.set()
+    await_status(led.lives, "standby")
+    assert len(led.engines) == 1 and not led.lives.ended.is_set()
+    led.group.may_lead.release()
+    led.await_life().end()
+    assert led.lives.wait(10)
+    assert (led.ends, led.group.is_closed) == (1, True)
+
+
+def test_a_driver_that_is_fenced_resigns_before_it_waits_again(led: World) -> None:
+    led.engines[0].end(CommitConflictError("another driver"))
+    await_status(led.lives, "standby")
+    assert led.group.grants[0].resigned_to == [None]
+    led.lives.stop()
+    assert (led.lives.status, led.lives.error) == ("stopped", None)
+
+
+def test_a_takeover_that_another_member_won_is_followed_by_another_campaign(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch, ha="fake:")
+    world.failures.append(CommitConflictError("another member"))
+    world.group.may_lead.release(2)
+    world.lives.begin()
+    world.await_life()
+    assert len(world.group.grants) == 2 and world.standbys_closed == 1
+    assert world.group.grants[0].lost.is_set(), "it does not keep a lead that it could not use"
+    world.lives.stop()
+
+
+def test_a_program_that_is_refused_resigns_and_raises_its_cause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch, ha="fake:", restart="exponential(1 second, 1 minute)")
+    world.failures.append(PlanError("does not fit"))
+    world.group.may_lead.release()
+    with pytest.raises(PlanError, match="does not fit"):
+        world.lives.begin()
+    assert world.group.grants[0].lost.is_set() and world.group.is_closed
+
+
+def test_a_run_that_is_stopped_in_standby_leads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, ha="fake:")
+    beginning = threading.Thread(target=world.lives.begin)
+    beginning.start()
+    await_status(world.lives, "standby")
+    world.lives.stop()
+    beginning.join(10)
+    assert not beginning.is_alive() and world.engines == []
+    assert (world.lives.status, world.lives.ended_as) == ("stopped", "stopped")
+
+
+def test_the_lead_is_passed_to_a_standby_that_would_not_be_refused(led: World) -> None:
+    with pytest.raises(EpochError, match="no standby"):
+        led.lives.resign()
+    refused = Member(identity="refused", host="a", pid=1, refusal="does not fit")
+    led.group.others = [refused]
+    with pytest.raises(EpochError, match="no standby"):
+        led.lives.resign()
+    warm = Member(identity="warm", host="b", pid=2)
+    hot = Member(identity="hot", host="c", pid=3, standby="hot")
+    led.group.others = [refused, warm, hot]
+    assert led.lives.resign() is hot
+    await_status(led.lives, "standby")
+    assert led.group.grants[0].resigned_to == ["hot"]
+    led.lives.stop()
+
+
+def test_a_start_that_may_succeed_later_is_repeated_and_then_lives_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch, restart="fixed(2, 10 ms)")
+    world.failures.append(OSError("the store is away"))
+    world.lives.begin()
+    world.await_life().end(OSError("away again"))
+    world.await_life().end(OSError("and again"))
+    with pytest.raises(OSError, match="and again"):
+        world.lives.wait(10)
+    assert (world.lives.restarts, len(world.engines), world.ends) == (2, 2, 1)
+
+
+def test_a_run_without_restarts_has_one_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    world.lives.begin()
+    assert not world.lives.is_repeated and world.group.grants == []

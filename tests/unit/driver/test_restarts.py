@@ -1,0 +1,112 @@
+"""Restarts: when a run that failed begins again, by a clock that the tests move."""
+
+from __future__ import annotations
+
+import pytest
+
+from cairn.driver.restarts import RestartPolicy, Restarts, parse_restart
+from cairn.errors import (
+    CommitConflictError,
+    EpochError,
+    FunctionError,
+    PlanError,
+    StateSchemaError,
+)
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def pauses(text: str, count: int, *, life_s: float = 1.0) -> list[float | None]:
+    clock = Clock()
+    restarts = Restarts(parse_restart(text), clock)
+    found = []
+    for _ in range(count):
+        restarts.begin()
+        clock.now_s += life_s
+        found.append(restarts.after(EpochError("lost")))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "policy"),
+    [
+        ("none", RestartPolicy()),
+        ("fixed(3, 10 seconds)", RestartPolicy("fixed", 3, 10.0)),
+        ("Exponential( 500 ms , 5 minutes )", RestartPolicy("exponential", 0, 0.5, 300.0)),
+        ("rate(5 per 10 minutes)", RestartPolicy("rate", 5, 0.0, 600.0)),
+    ],
+)
+def test_a_policy_is_read_from_text(text: str, policy: RestartPolicy) -> None:
+    assert parse_restart(text) == policy
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "always", "none()", "fixed", "fixed(3)", "fixed(0, 1 second)", "fixed(-1, 1 second)",
+        "fixed(3, soon)", "exponential(1 second)", "exponential(2 minutes, 1 minute)",
+        "exponential(0 seconds, 1 minute)", "rate(5)", "rate(0 per 1 minute)",
+        "rate(5 per 0 seconds)", "rate(5 per)", "fixed(3, 1 second) twice", None, 3,
+    ],
+)  # fmt: skip
+def test_another_text_is_refused(text: object) -> None:
+    with pytest.raises(PlanError, match="restart"):
+        parse_restart(text)
+
+
+def test_none_never_restarts() -> None:
+    assert pauses("none", 1) == [None]
+
+
+def test_fixed_ends_after_its_number_of_restarts() -> None:
+    assert pauses("fixed(2, 10 seconds)", 3) == [10.0, 10.0, None]
+
+
+def test_exponential_doubles_up_to_its_limit_and_never_ends() -> None:
+    assert pauses("exponential(1 second, 5 seconds)", 5) == [1.0, 2.0, 4.0, 5.0, 5.0]
+    assert pauses("exponential(1 second, 5 seconds)", 2000)[-1] == 5.0
+
+
+def test_after_a_quiet_time_the_count_begins_again() -> None:
+    assert pauses("exponential(1 second, 5 seconds)", 3, life_s=61.0) == [1.0, 1.0, 1.0]
+    assert pauses("fixed(1, 1 second)", 3, life_s=61.0) == [1.0, 1.0, 1.0]
+
+
+def test_a_rate_counts_the_restarts_of_the_last_minutes_only() -> None:
+    assert pauses("rate(2 per 10 seconds)", 3, life_s=1.0) == [0.0, 0.0, None]
+    assert pauses("rate(2 per 10 seconds)", 6, life_s=5.0) == [0.0] * 6
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PlanError("wrong"),
+        StateSchemaError("string, not long"),
+        CommitConflictError("another leads"),
+        KeyboardInterrupt(),
+    ],
+)
+def test_an_error_that_repetition_cannot_fix_ends_the_run(error: BaseException) -> None:
+    restarts = Restarts(parse_restart("exponential(1 second, 5 minutes)"))
+    assert restarts.after(error) is None
+    assert restarts.count == 0
+
+
+def failed_on(row: str, *, is_repeated: bool = True) -> FunctionError:
+    return FunctionError("bad", operator="op", key="k", row=row, is_repeated=is_repeated)
+
+
+def test_a_function_that_fails_twice_on_a_row_in_the_same_way_ends_the_run() -> None:
+    restarts = Restarts(parse_restart("exponential(1 second, 5 minutes)"))
+    assert restarts.after(failed_on("a")) is None
+
+
+def test_a_function_whose_error_may_pass_is_tried_again() -> None:
+    restarts = Restarts(parse_restart("exponential(1 second, 5 minutes)"))
+    for _ in range(6):
+        assert restarts.after(failed_on("a", is_repeated=False)) is not None
