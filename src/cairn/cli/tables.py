@@ -189,6 +189,11 @@ def status_text(health: Health) -> Text:
         text.append(
             f"\n  {printable(health.why)}", "red" if health.status == "failed" else "yellow"
         )
+    if health.restart is not None:
+        left_s = (health.restart.until_ms - health.now_ms) / 1000
+        begins = f"in {left_s:.0f} s" if left_s >= 1 else "now"
+        where = f"{health.restart.host}, pid {health.restart.pid}"
+        text.append(f"\n  restart {health.restart.number} begins {begins}, on {where}", "yellow")
     failure = health.failure
     if failure is not None:
         for name in _ABOUT_FAILURE:

@@ -19,7 +19,7 @@ import msgspec
 from cairn.driver.serving import Serve
 from cairn.query.health import checkpoint_health, read_declared, run_health
 from cairn.report.epoch import EpochReport
-from cairn.report.status import Health, Status
+from cairn.report.status import Health, Restart, Status
 from cairn.storage.log import Log
 from cairn.storage.store import Store, open_store
 from cairn.web.errors import ApiError
@@ -68,6 +68,7 @@ class LiveRun(Protocol):
     def restarts(self) -> int: ...
     @property
     def failovers(self) -> int: ...
+    def restart_history(self) -> list[Restart]: ...
     def slots(self) -> Sequence[SlotInfo]: ...
     def metrics(self) -> EpochReport | None: ...
     def history(self) -> list[EpochReport]: ...
@@ -167,6 +168,7 @@ class Site:
             now_ms=now_ms,
             started_ms=self._opened_ms,
             trigger_ms=self._read_trigger_ms(),
+            restart=next(reversed(run.restart_history()), None),
         )
 
     def _read_trigger_ms(self) -> int:

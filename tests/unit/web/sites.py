@@ -16,6 +16,7 @@ from cairn.driver.roster import SlotInfo
 from cairn.driver.serving import Serve
 from cairn.errors import EpochError
 from cairn.report.epoch import EpochReport
+from cairn.report.status import Restart
 from cairn.snapshots.destination import check_destination
 from cairn.storage.store import open_store
 from cairn.web.app import make_app
@@ -63,6 +64,7 @@ class FakeRun:
         self.parallelism = 2
         self.restarts = 3
         self.failovers = 1
+        self.restarted: list[Restart] = []
         self.asked: list[Any] = []
         self.has_epoch = True
         self._checkpoint = checkpoint
@@ -72,6 +74,9 @@ class FakeRun:
         if newest is None:
             return None
         return msgspec.structs.replace(report_of(newest, 1.5), dropped_batches=0)
+
+    def restart_history(self) -> list[Restart]:
+        return self.restarted
 
     def slots(self) -> list[SlotInfo]:
         return [SlotInfo(0, "host:1", "/logs/slot-0.log")]
