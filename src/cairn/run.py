@@ -122,6 +122,11 @@ class Run:
         """The number of times that this run has begun again after a failure."""
         return self._lives.restarts
 
+    @property
+    def is_waiting(self) -> bool:
+        """True while another driver of the group may lead the job: this one waits for the lead."""
+        return self._lives.is_waiting
+
     def restart_history(self) -> list[Restart]:
         """Return the last restarts of this run, oldest first: time, cause and pause of each."""
         return list(self._lives.restart_history)

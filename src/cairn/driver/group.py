@@ -9,7 +9,7 @@ from cairn.errors import EpochError
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """Who leads, and who waits."""
+    """The driver that leads, and those that wait."""
 
     url: str
     """The address of the group, without secrets."""

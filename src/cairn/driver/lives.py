@@ -96,6 +96,7 @@ class Lives(Generic[L]):
         self._leadership: Leadership | None = None
         if options.ha is not None:
             self._leadership = open_leadership(options.ha, store=open_store(options.checkpoint))
+            self.waits_as = "standby"
         self._member = Member(identity=new_id(), host=os.uname().nodename, pid=os.getpid(), url=url)
         self._grant: Grant | None = None
         self._terms: set[int] = set()
@@ -119,6 +120,13 @@ class Lives(Generic[L]):
         if self.waits_as is not None and not self.ended.is_set():
             return self.waits_as
         return self._ended_between or self._engine.status
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while another member of the group may lead the job."""
+        if self._leadership is None or self.ended.is_set():
+            return False
+        return self.life is None or self.waits_as is not None
 
     @property
     def ended_as(self) -> Ending | None:

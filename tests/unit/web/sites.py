@@ -11,7 +11,9 @@ from typing import Any
 
 import msgspec
 
+from cairn.driver.coordinator.leadership.base import Member
 from cairn.driver.coordinator.reports import report_of
+from cairn.driver.group import Group, choose_successor
 from cairn.driver.roster import SlotInfo
 from cairn.driver.serving import Serve
 from cairn.errors import EpochError
@@ -65,6 +67,8 @@ class FakeRun:
         self.restarts = 3
         self.failovers = 1
         self.restarted: list[Restart] = []
+        self.drivers: Group | None = None
+        self.is_waiting = False
         self.asked: list[Any] = []
         self.has_epoch = True
         self._checkpoint = checkpoint
@@ -74,6 +78,14 @@ class FakeRun:
         if newest is None:
             return None
         return msgspec.structs.replace(report_of(newest, 1.5), dropped_batches=0)
+
+    def group(self) -> Group | None:
+        return self.drivers
+
+    def resign(self, to: str | None = None) -> Member:
+        self.asked.append(("resign", to))
+        waiting = [] if self.drivers is None else self.drivers.standbys
+        return choose_successor(waiting, to, self.name)
 
     def restart_history(self) -> list[Restart]:
         return self.restarted
