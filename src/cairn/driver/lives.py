@@ -381,7 +381,8 @@ class Lives(Generic[L]):
             stop = _Either(self._stopping, self._is_interrupted)
             other = self._leadership.leader()
             if other is not None and other.identity != member.identity:
-                progress.say(f"standby: {other.host} leads the job")
+                here = "" if member.url is None else f"; this driver serves at {member.url}"
+                progress.say(f"standby: {other.host} leads the job{here}")
             self._grant = self._leadership.campaign(member, stop)
             if self._grant is None:
                 self._stopping.set()
