@@ -21,6 +21,7 @@ from cairn.driver.coordinator.leadership.in_store import StoreLeadership
 from cairn.driver.coordinator.leadership.opening import open_leadership
 from cairn.driver.group import Group
 from cairn.driver.serving import Serve
+from cairn.errors import PlanError
 from cairn.query.health import checkpoint_health, read_declared, run_health
 from cairn.report.epoch import EpochReport
 from cairn.report.status import Health, Restart, Status
@@ -218,7 +219,10 @@ class Site:
         if url is None or not url.startswith("store:"):
             return None
         if self._watched is None or self._watched.url != url:
-            watched = open_leadership(url, store=self.store)
+            try:
+                watched = open_leadership(url, store=self.store)
+            except PlanError:
+                return None  # Noted by another version of cairn.
             assert isinstance(watched, StoreLeadership), "the scheme is store:"
             self._watched = watched
         return Group(url=url, leader=self._watched.leader(), standbys=self._watched.waiting())

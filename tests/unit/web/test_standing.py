@@ -13,9 +13,12 @@ import pytest
 
 import cairn
 from cairn.driver.coordinator.leadership.base import Member
+from cairn.driver.coordinator.leadership.in_store import LeaderRecord
 from cairn.driver.group import Group
 from cairn.errors import EpochError, QueryError
 from cairn.report.status import Restart
+from cairn.storage.notes import write_group
+from cairn.storage.paths import LEADER_PATH
 from cairn.web.server import serve
 from cairn.web.standing import answer_elsewhere
 from tests.unit.snapshots.checkpoints import UID, Checkpoint
@@ -108,8 +111,21 @@ def test_a_loopback_address_is_good_enough_on_the_same_machine() -> None:
 
 
 def test_a_group_in_the_checkpoint_is_shown_without_its_run(checkpoint: Checkpoint) -> None:
-    found = client(site_of(checkpoint)).get("/api/leader").json()
+    def read() -> Any:
+        return client(site_of(checkpoint)).get("/api/leader").json()
+
+    found = read()
     assert (found["group"], found["group_url"], found["live"]) == (None, None, False)
+    url = "store:?lease=10s"
+    record = LeaderRecord(term=1, counter=1, member=LEADER)
+    checkpoint.store.put(LEADER_PATH, msgspec.json.encode(record))
+    write_group(checkpoint.store, 1, url)
+    found = read()
+    assert (found["group"]["leader"]["host"], found["group_url"]) == ("b", url)
+    for elsewhere in ("zookeeper://zk:2181/fraud", "store:?of=later"):
+        write_group(checkpoint.store, 2, elsewhere)
+        found = read()
+        assert (found["group"], found["group_url"]) == (None, elsewhere)
 
 
 # Hand-over
