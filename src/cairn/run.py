@@ -137,7 +137,10 @@ class Run:
         return self._lives.failovers
 
     def group(self) -> Group | None:
-        """Return the drivers of the group of `ha`: who leads, who waits; None without `ha`."""
+        """Return the drivers of the group of `ha`: who leads, who waits.
+
+        None without `ha`, and after the end of the run.
+        """
         return self._lives.group()
 
     def resign(self, to: str | None = None) -> Member:

@@ -24,7 +24,8 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 def choose_successor(waiting: list[Member], to: str | None, job: str) -> Member:
     """Return the standby that takes the lead: `to` is an identity or a host, None any.
 
-    EpochError if nobody fits. A hot standby is preferred to a warm one.
+    EpochError if nobody fits. A hot standby is preferred, and of those the one with the newest
+    epoch.
     """
     named = [member for member in waiting if to in (None, member.identity, member.host)]
     if to is not None and not named:
@@ -46,4 +47,4 @@ def choose_successor(waiting: list[Member], to: str | None, job: str) -> Member:
             f"no standby of job {job!r} could take over: none waits\n"
             "  next: start another driver with the same ha= and checkpoint"
         )
-    return min(able, key=lambda member: member.standby != "hot")
+    return min(able, key=lambda member: (member.standby != "hot", -(member.epoch or 0)))

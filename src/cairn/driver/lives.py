@@ -154,8 +154,8 @@ class Lives(Generic[L]):
         return None if self._leadership is None else self._leadership.leader()
 
     def group(self) -> Group | None:
-        """Return who leads and who waits, as far as is known; None without `ha`."""
-        if self._leadership is None:
+        """Return who leads and who waits, as far as is known; None without `ha`, and at the end."""
+        if self._leadership is None or self.ended.is_set():
             return None
         return Group(
             url=self._leadership.url,

@@ -224,8 +224,9 @@ def test_the_lead_is_passed_to_a_standby_that_would_not_be_refused(led: World) -
     with pytest.raises(EpochError, match="a would be refused: does not fit"):
         led.lives.resign()
     warm = Member(identity="warm", host="b", pid=2)
-    hot = Member(identity="hot", host="c", pid=3, standby="hot")
-    led.group.others = [refused, warm, hot]
+    hot = Member(identity="hot", host="c", pid=3, standby="hot", epoch=9)
+    behind = Member(identity="behind", host="d", pid=4, standby="hot", epoch=8)
+    led.group.others = [refused, warm, behind, hot]
     assert led.lives.resign() is hot
     await_status(led.lives, "standby")
     assert led.group.grants[0].resigned_to == ["hot"]
