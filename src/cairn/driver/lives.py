@@ -329,7 +329,7 @@ class Lives(Generic[L]):
                 if grant is not None:
                     _watch(grant, life.engine)
                     self._count_failover(life.engine)
-                    self._announce_lead(life.engine.coordinator.term)
+                    self._note_group(life.engine.coordinator.term)
                 self.life, self.waits_as = life, None
                 return
             except Exception as error:
@@ -347,12 +347,10 @@ class Lives(Generic[L]):
         self.failovers += newest is not None and newest.term not in self._terms
         self._terms.add(engine.coordinator.term)
 
-    def _announce_lead(self, term: int) -> None:
-        """Show the others since when this member leads, and readers where the group is."""
+    def _note_group(self, term: int) -> None:
+        """Note in the checkpoint where the group is, for readers."""
         leadership = self._leadership
         assert leadership is not None, "only a member of a group is granted the lead"
-        self._member = msgspec.structs.replace(self._member, since_ms=clock_ms(), refusal=None)
-        leadership.update(self._member)
 
         def write() -> None:
             try:
@@ -387,6 +385,10 @@ class Lives(Generic[L]):
             if self._grant is None:
                 self._stopping.set()
                 raise StoppedInStandbyError
+            granted.set()
+            # Before the takeover: the first record of the leader has it.
+            self._member = msgspec.structs.replace(self._member, since_ms=clock_ms(), refusal=None)
+            self._leadership.update(self._member)
         except BaseException:
             standby.close()
             raise

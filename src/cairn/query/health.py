@@ -128,10 +128,7 @@ def _signs(
     started_ms = 0 if leader is None else leader.wall_ms
     ending = ending_of(log.store, term) if term else None
     ended_as = None if ending is None else ending.status
-    restart = None
-    if ending is not None and ending.status == "failed":
-        announced = read_restarts(log.store, limit=1)
-        restart = next((each for each in announced if each.wall_ms >= ending.wall_ms), None)
+    restart = None if leader is None else _last_restart(log, leader)
     recent = [each for each in failures if each.wall_ms >= started_ms]
     if ended_as is None and recent and recent[0].ended_run:
         ended_as = "failed"  # A version that wrote no ending.
@@ -142,6 +139,9 @@ def _signs(
         now_ms=now_ms,
         ending=ended_as,
         restart=restart,
+        is_announced=(
+            restart is not None and ending is not None and restart.wall_ms >= ending.wall_ms
+        ),
         is_alive=None if leader is None else is_alive(leader),
         failed_attempts=max((each.attempts for each in under_way), default=0),
         started_ms=started_ms,
@@ -151,6 +151,14 @@ def _signs(
         delay_ms=delay_ms,
         trigger_ms=trigger_ms,
     )
+
+
+def _last_restart(log: Log, leader: Takeover) -> Restart | None:
+    """Return the last restart of the process that leads; None if there was none."""
+    for found in read_restarts(log.store, limit=1):
+        if (found.host, found.pid) == (leader.host, leader.pid):
+            return found
+    return None
 
 
 def is_alive(leader: Takeover) -> bool | None:

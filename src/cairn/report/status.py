@@ -94,7 +94,9 @@ class Signs(msgspec.Struct, frozen=True, kw_only=True):
     ending: Ending | None = None
     """The end of the last run, if it has ended."""
     restart: Restart | None = None
-    """The restart that was announced after that end, if any."""
+    """The last restart of the driver."""
+    is_announced: bool = False
+    """That restart was announced after the end of the run."""
     is_alive: bool | None = None
     """True if the driver lives; None if that cannot be seen from here."""
     is_busy: bool = False
@@ -140,7 +142,7 @@ def status_of(signs: Signs) -> Status:
 
 def _is_restarting(signs: Signs) -> bool:
     """True while the driver pauses, or should have begun again a moment ago."""
-    if signs.restart is None or signs.is_alive is False:
+    if signs.restart is None or not signs.is_announced or signs.is_alive is False:
         return False
     return signs.now_ms <= signs.restart.until_ms + SEEN_MS
 
@@ -228,7 +230,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     failure: FailureReport | None
     """While it fails, after it has failed, and until it begins again."""
     restart: Restart | None = None
-    """While it is restarting."""
+    """The last restart of the driver: while the job fails, after it has failed, and until it begins
+    again."""
 
 
 def health_of(
@@ -256,5 +259,5 @@ def health_of(
         epoch_age_ms=None if newest is None else max(0, now_ms - newest.wall_ms),
         lag_ms=None if watermark_ms is None else max(0, now_ms - watermark_ms),
         failure=failure if is_failing else None,
-        restart=restart if status == "restarting" else None,
+        restart=restart if is_failing else None,
     )

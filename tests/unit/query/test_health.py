@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 
 import psutil
@@ -175,7 +176,7 @@ def test_a_run_that_pauses_before_it_begins_again_is_restarting_with_its_cause(
     found = health(made)
     assert found.status == "restarting" and found.restart is not None and found.failure is not None
     assert (found.restart.number, found.failure.operator) == (3, "score")
-    assert "restart 3 begins in" in status_text(found).plain
+    assert re.search(r"restart 3 on elsewhere, pid 1: begins in \d+ s", status_text(found).plain)
     started(made)
     assert health(made).status == "starting", "its next life has begun"
 
@@ -189,4 +190,15 @@ def test_a_restart_of_an_earlier_end_or_that_never_came_is_a_failure(made: Check
     found = checkpoint_health(Log(made.store), now_ms() + 1)
     restarted(made, pause_ms=10)
     late = checkpoint_health(Log(made.store), now_ms() + SEEN_MS + 1000)
-    assert (found.status, late.status, late.restart) == ("failed", "failed", None)
+    assert (found.status, late.status) == ("failed", "failed")
+    assert late.restart is not None, "the history of the driver that failed"
+    assert re.search(r"restart 3 on elsewhere, pid 1: 20\d\d-", status_text(late).plain)
+
+
+def test_a_restart_of_another_driver_is_not_shown_with_a_failure(made: Checkpoint) -> None:
+    restarted(made, pid=2)
+    term = started(made, pid=1)
+    write_ending(made.store, term, "failed", EpochError("x"))
+    restarted(made, pid=2)
+    found = health(made)
+    assert (found.status, found.restart) == ("failed", None)

@@ -16,7 +16,7 @@ export function driversCard(live) {
     [missing, alone].filter(Boolean).map((text) => h("p", { class: "warn-line" }, text)),
     rows.length ? table([
       { name: "Driver", cell: (row) => [h("b", null, row.host), `, pid ${row.pid}`, row.identity === lead.group.this?.identity ? h("span", { class: "soft" }, " (this one)") : null] },
-      { name: "", cell: (row) => h("span", { class: `chip is-${row.leads ? "running" : "standby"}` }, row.leads ? "leads" : row.standby) },
+      { name: "State", cell: (row) => h("span", { class: `chip is-${row.leads ? "running" : row.refusal === null ? "standby" : "failed"}` }, row.leads ? "leads" : row.refusal === null ? row.standby : `${row.standby}, refused`) },
       { name: "Since", cell: (row) => [when(row.since_ms), h("span", { class: "soft" }, `, ${span(live.nowMs - row.since_ms)}`)] },
       { name: "Epoch held", align: "right", cell: (row) => (row.leads ? "–" : count(row.epoch)) },
       { name: "Would take over", cls: "text", cell: (row) => (row.leads ? "–" : row.refusal === null ? "yes" : refusal(row)) },
