@@ -57,7 +57,7 @@ def test_a_standby_serves_while_it_waits_and_gets_the_lead_by_a_hand_over(
     def start(at: int) -> Any:
         serve = Serve(f"127.0.0.1:{ports[at]}", control_token=CONTROL, flight=False)
         run = build(spark, source.folder, tmp_path).start(
-            checkpoint=str(tmp_path / "checkpoint"), ha="store:?lease=1s", parallelism=1,
+            checkpoint=str(tmp_path / "checkpoint"), ha="store:?lease=6s", parallelism=1,
             trigger="50 milliseconds", serve=serve,
         )  # fmt: skip
         started.append(run)
