@@ -234,10 +234,12 @@ class Log:
         that has lost its lease fences nobody.
         """
         for _ in range(TAKEOVER_ATTEMPTS_MAX):
-            if is_held is not None and not is_held():
-                raise self._takeover_refused("the lease was lost before the takeover")
             self._last = self.newest_number() or FIRST_NUMBER - 1
             self._closed_by = None
+            # After the number is read: nobody else takes over while the lead is held. A driver that
+            # does so later, during a pause of this one, creates this number first.
+            if is_held is not None and not is_held():
+                raise self._takeover_refused("the lease was lost before the takeover")
             if only_if_last is not None and self._last != only_if_last:
                 raise self._takeover_refused(
                     f"the takeover must follow record {only_if_last}, "

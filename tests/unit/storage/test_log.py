@@ -311,16 +311,22 @@ def test_a_takeover_stops_when_its_lease_is_lost(store: Store) -> None:
     take_over(Log(store))
     with pytest.raises(CommitConflictError, match="lease"):
         Log(store).take_over(host="h", pid=2, wall_ms=1, is_held=lambda: False)
-    held = iter([True, False])
-    late = Log(store)
-    listed = late.newest_number
+    assert Log(store).numbers() == [1]
 
-    def overtaken() -> int | None:
-        newest = listed()
-        take_over(Log(store))
-        return newest
 
-    late.newest_number = overtaken
+def test_a_takeover_that_was_paused_after_its_look_at_the_lease_fences_nobody(
+    store: Store,
+) -> None:
+    take_over(Log(store))
+    looks = iter([True, False])
+
+    def pause() -> bool:
+        """The lease is held; then the driver is paused, and another one takes over."""
+        is_held = next(looks)
+        if is_held:
+            take_over(Log(store))
+        return is_held
+
     with pytest.raises(CommitConflictError, match="lease"):
-        late.take_over(host="h", pid=2, wall_ms=1, is_held=lambda: next(held))
+        Log(store).take_over(host="h", pid=2, wall_ms=1, is_held=pause)
     assert Log(store).numbers() == [1, 2]
