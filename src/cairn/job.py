@@ -190,11 +190,12 @@ class Job:
         With `serve` the run answers over HTTP, and shows its dashboard, at `run.url`: True for
         any free port of this machine, "HOST:PORT", or a `cairn.Serve` with tokens.
 
-        `ha` names a group of drivers ("store:", "zookeeper://host:2181/path"): one of them runs the
-        job, and the others wait. `start` returns when this one leads; if it loses the lead later,
-        it waits again. `restart` says when a run that failed begins again: "none", "fixed(3, 10
-        seconds)", "exponential(1 second, 5 minutes)" or "rate(5 per 10 minutes)". A failure that
-        repetition cannot fix ends the run all the same.
+        `ha` names a group of drivers ("store:", "zookeeper://host:2181/path" or
+        "kubernetes:lease/NAME"): one of them runs the job, and the others wait. `start` returns
+        when this one leads; if it loses the lead later, it waits again. `restart` says when a run
+        that failed begins again: "none", "fixed(3, 10 seconds)", "exponential(1 second, 5
+        minutes)" or "rate(5 per 10 minutes)". A failure that repetition cannot fix ends the run
+        all the same.
         """
         from cairn.driver.options import Options
         from cairn.run import Run

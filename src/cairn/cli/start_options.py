@@ -65,8 +65,8 @@ _OPTIONS: Final = {
     ),
     "ha": typer.Option(
         metavar="URL",
-        help="Wait until this process leads the group, such as store: or "
-        "zookeeper://host:2181/path; others with the same URL wait meanwhile.",
+        help="Wait until this process leads the group, such as store:, zookeeper://host:2181/path "
+        "or kubernetes:lease/NAME; others with the same URL wait meanwhile.",
     ),
     "restart": typer.Option(
         help='When a run that failed begins again: "none", "fixed(3, 10 seconds)", '

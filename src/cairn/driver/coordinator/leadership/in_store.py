@@ -7,6 +7,9 @@ on the condition that the log still ends with that number: the log decides betwe
 Always true here:
 - a grant without a takeover fences nobody, and a takeover restarts the wait of all others;
 - a leader that finds a later term writes its record no more;
+- a resignation counts only if no later term is in the log: a paused leader may write it late;
+- a record counts as unchanged from the end of its first read to the begin of its last one, so a
+  standby that was paused between them has seen nothing;
 - a store that cannot be read restarts the wait; a damaged record is as good as none.
 """
 
@@ -21,6 +24,7 @@ import msgspec
 
 from cairn.driver.coordinator.leadership.base import Member
 from cairn.driver.coordinator.leadership.deadline import Clock, Deadline
+from cairn.driver.coordinator.leadership.outage import Outage
 from cairn.logs import logger
 from cairn.storage.log import Log
 from cairn.storage.paths import LEADER_PATH, STANDBYS_FOLDER
@@ -67,6 +71,7 @@ class StoreLeadership:
         self._counter = 0
         self._standby_at_s = float("-inf")
         self._grant: StoreGrant | None = None
+        self._outage = Outage("standby: the checkpoint cannot be read")
 
     @property
     def url(self) -> str:
@@ -74,6 +79,7 @@ class StoreLeadership:
 
     def campaign(self, member: Member, stop: threading.Event) -> StoreGrant | None:
         self.member = member
+        self._standby_at_s = float("-inf")
         while not stop.is_set():
             grant = self.poll()
             if grant is not None:
@@ -87,16 +93,19 @@ class StoreLeadership:
         assert self.member is not None, "campaign sets the member"
         try:
             self._write_standby(self.member)
-            last = Log(self.store).newest_number() or 0
+            begun_s = self.clock()
+            log = Log(self.store)
+            last = log.newest_number() or 0
             found = self._read(LEADER_PATH, LeaderRecord)
+            is_free = found is None and last == 0
+            if found is not None and found.resigned and found.to in (None, self.member.identity):
+                is_free = last == 0 or log.read(last).term <= found.term
         except Exception as error:
-            logger.warning("standby: the checkpoint cannot be read: %s", error)
+            self._outage.note(error)
             self._seen.pop(LEADER_PATH, None)
             return None
-        idle_s = self._idle_s(LEADER_PATH, (found, last))
-        is_free = found is None and last == 0
-        if found is not None and found.resigned:
-            is_free = found.to in (None, self.member.identity)
+        self._outage.end()
+        idle_s = self._idle_s(LEADER_PATH, (found, last), begun_s)
         if not is_free and idle_s < self.lease_s:
             return None
         # After a takeover that failed, the next grant needs a whole wait again.
@@ -111,20 +120,22 @@ class StoreLeadership:
             self._grant.member = member
 
     def leader(self) -> Member | None:
+        begun_s = self.clock()
         try:
             found = self._read(LEADER_PATH, LeaderRecord)
         except Exception:
             return None
         if found is None or found.resigned:
             return None
-        is_fresh = self._idle_s("leader", found) < self.lease_s
+        is_fresh = self._idle_s("leader", found, begun_s) < self.lease_s
         return found.member if is_fresh else None
 
     def waiting(self) -> list[Member]:
         try:
-            return [record.member for _, record, is_alive in self._standbys() if is_alive]
+            found = self._standbys()
         except Exception:
             return []
+        return [record.member for _, record, idle_s in found if idle_s < self.lease_s]
 
     def close(self) -> None:
         if self._grant is not None:
@@ -134,16 +145,20 @@ class StoreLeadership:
 
     def remove_dead(self) -> None:
         """Remove the files of standbys that have written nothing for two leases."""
-        dead = [path for path, _, _ in self._standbys() if self._age_s(path) >= 2 * self.lease_s]
-        self._remove(dead)
+        self._remove([path for path, _, idle_s in self._standbys() if idle_s >= 2 * self.lease_s])
 
-    def _standbys(self) -> list[tuple[str, StandbyRecord, bool]]:
+    def _standbys(self) -> list[tuple[str, StandbyRecord, float]]:
+        """Return path, record and seconds without a change of each; an order for people only."""
         found = []
-        for stored in self.store.list(STANDBYS_FOLDER):
+        listed = self.store.list(STANDBYS_FOLDER)
+        for path in [*self._seen]:
+            if path.startswith(STANDBYS_FOLDER) and path not in {each.path for each in listed}:
+                self._seen.pop(path, None)
+        for stored in listed:
+            begun_s = self.clock()
             record = self._read(stored.path, StandbyRecord)
             if record is not None:
-                is_alive = self._idle_s(stored.path, record.counter) < self.lease_s
-                found.append((stored.path, record, is_alive))
+                found.append((stored.path, record, self._idle_s(stored.path, record, begun_s)))
         return sorted(found, key=lambda each: each[1].member.since_ms)
 
     def _write_standby(self, member: Member) -> None:
@@ -154,15 +169,13 @@ class StoreLeadership:
             self.store.put(_standby_path(member.identity), msgspec.json.encode(record))
             self._standby_at_s = now_s
 
-    def _idle_s(self, name: str, value: Any) -> float:
-        """Return how long this clock has seen this value unchanged."""
+    def _idle_s(self, name: str, value: Any, begun_s: float) -> float:
+        """Return how long this value was unchanged when the read begun at `begun_s` found it."""
         seen = self._seen.get(name)
         if seen is None or seen[0] != value:
             self._seen[name] = (value, self.clock())
-        return self._age_s(name)
-
-    def _age_s(self, name: str) -> float:
-        return self.clock() - self._seen[name][1]
+            return 0.0
+        return begun_s - seen[1]
 
     def _read(self, path: str, kind: type[Any]) -> Any:
         try:
@@ -186,9 +199,10 @@ class StoreGrant:
         self._last = last
         self._term = 0
         self._counter = 0
-        # Until the takeover only the log decides: there is nothing to renew.
-        self._deadline = Deadline(float("inf"), group.clock(), clock=group.clock)
+        # It has no end until the takeover: only the log decides, and there is nothing to renew.
+        self._deadline = Deadline(clock=group.clock)
         self._lock = threading.Lock()
+        self._outage = Outage("the lead could not be renewed")
 
     @property
     def lost(self) -> threading.Event:
@@ -204,10 +218,8 @@ class StoreGrant:
 
     def confirm(self, term: int) -> None:
         group = self._group
-        lost = self._deadline.lost
         self._term = term
-        self._deadline = Deadline(group.lease_s, group.clock(), clock=group.clock)
-        self._deadline.lost = lost
+        self._deadline.begin(group.lease_s, group.clock())
         self.renew()
         group._remove([_standby_path(self.member.identity)])
         if group.in_background:
@@ -224,17 +236,21 @@ class StoreGrant:
                 self.lost.set()
             self._write()
             self._deadline.extend(begun_s)
+        except Exception as error:
+            self._outage.note(error)
+            return
+        self._outage.end()
+        try:
             group.remove_dead()
         except Exception as error:
-            logger.warning("the lead could not be renewed: %s", error)
+            logger.debug("dead standbys are looked for again later: %s", error)
 
     def resign(self, to: str | None = None) -> None:
-        is_confirmed = self._term > 0
         with self._lock:
             if not self._deadline.check():
                 return
             self._deadline.lost.set()
-            if is_confirmed:
+            if self._term > 0:
                 try:
                     self._put(resigned=True, to=to)
                 except Exception as error:

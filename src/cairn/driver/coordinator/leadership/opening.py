@@ -6,6 +6,7 @@ from urllib.parse import parse_qsl
 
 from cairn.driver.coordinator.leadership.base import Leadership
 from cairn.driver.coordinator.leadership.in_store import StoreLeadership
+from cairn.driver.coordinator.leadership.kubernetes import KubernetesLeadership
 from cairn.driver.coordinator.leadership.zookeeper import ZooKeeperLeadership
 from cairn.errors import PlanError
 from cairn.storage.store import Store
@@ -14,23 +15,30 @@ from cairn.types.durations import duration_ms
 
 def open_leadership(url: str, *, store: Store) -> Leadership:
     """Return the leadership at `url` for the checkpoint in `store`; PlanError for a bad URL."""
-    scheme = url.partition(":")[0]
+    scheme, _, rest = url.partition(":")
+    place, _, query = rest.partition("?")
     if scheme == "store":
-        rest, _, query = url.removeprefix("store:").partition("?")
-        options = parse_options(query, {"lease": "10s"})
-        if rest.strip("/"):
+        if place.strip("/"):
             raise PlanError("the leadership 'store:' has no path: it is kept in the checkpoint")
-        return StoreLeadership(store, lease_s=options["lease"])
+        options = parse_options(query, {"lease": "10s"})
+        return StoreLeadership(store, lease_s=_seconds(options, "lease"))
     if scheme == "zookeeper":
-        session_s = parse_options(url.partition("?")[2], {"session": "10s"})["session"]
-        return ZooKeeperLeadership(url, session_s=session_s)
+        options = parse_options(query, {"session": "10s"})
+        return ZooKeeperLeadership(url, session_s=_seconds(options, "session"))
+    if scheme == "kubernetes":
+        options = parse_options(query, {"lease": "15s", "namespace": ""})
+        return KubernetesLeadership(
+            place, lease_s=_seconds(options, "lease"), namespace=options["namespace"]
+        )
     raise PlanError(
-        f"unknown kind of leadership: {scheme!r}\n  expected: store:?lease=10s or zookeeper://h1:2181,h2/path?session=10s"
+        f"unknown kind of leadership: {scheme!r}\n"
+        "  expected: store:?lease=10s, zookeeper://h1:2181,h2/path?session=10s\n"
+        "  or kubernetes:lease/NAME?lease=15s"
     )
 
 
-def parse_options(query: str, defaults: dict[str, str]) -> dict[str, float]:
-    """Return the durations of a URL's options, in seconds."""
+def parse_options(query: str, defaults: dict[str, str]) -> dict[str, str]:
+    """Return the options of a URL. PlanError for one that is not in `defaults`."""
     given = dict(parse_qsl(query, keep_blank_values=True))
     unknown = sorted(set(given) - set(defaults))
     if unknown:
@@ -38,7 +46,8 @@ def parse_options(query: str, defaults: dict[str, str]) -> dict[str, float]:
             f"unknown option of a leadership: {unknown[0]!r}\n"
             f"  expected: {', '.join(sorted(defaults))}"
         )
-    return {
-        name: duration_ms(given.get(name, default), name, positive=True) / 1000
-        for name, default in defaults.items()
-    }
+    return {**defaults, **given}
+
+
+def _seconds(options: dict[str, str], name: str) -> float:
+    return duration_ms(options[name], name, positive=True) / 1000

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from cairn.driver.coordinator.leadership import Member, open_leadership
@@ -156,3 +158,53 @@ def test_urls(store) -> None:
     for wrong in ("store:x", "store:?least=2s", "store:?lease=0s", "etcd://h"):
         with pytest.raises(PlanError):
             open_leadership(wrong, store=store)
+
+
+def test_a_resignation_that_is_written_late_does_not_end_the_lead_of_the_next(store, clock) -> None:
+    late = lead(group(store, clock, "a"))
+    standby, other = group(store, clock, "b"), group(store, clock, "c")
+    assert standby.poll() is None
+    clock.advance_ms(10_000)
+    lead(standby)
+    # The first leader was paused in the middle of resigning.
+    late._put(resigned=True, to=None)
+    assert other.poll() is None
+
+
+def test_a_standby_that_was_paused_while_it_looked_has_seen_nothing(store, clock) -> None:
+    grant = lead(group(store, clock, "a"))
+
+    class Pausing(FaultyStore):
+        """The process sleeps for three leases after it has read the leader's record."""
+
+        is_pausing = False
+
+        def get(self, path: str) -> bytes:
+            data = super().get(path)
+            if self.is_pausing and path == "leader.json":
+                for _ in range(10):
+                    clock.advance_ms(3_000)
+                    grant.renew()
+            return data
+
+    slow = Pausing(store)
+    standby = group(slow, clock, "b")
+    assert standby.poll() is None
+    slow.is_pausing = True
+    assert standby.poll() is None
+    assert grant.check()
+
+
+def test_a_member_that_campaigns_again_is_seen_at_once(store, clock) -> None:
+    one = group(store, clock, "a")
+    grant = lead(one)
+    assert store.list("standbys") == []
+    grant.resign(to="b")
+    stop = threading.Event()
+    campaign = threading.Thread(target=one.campaign, args=(one.member, stop))
+    campaign.start()
+    while not store.list("standbys"):
+        stop.wait(0.01)
+    stop.set()
+    campaign.join(30)
+    assert store.list("standbys") == []
