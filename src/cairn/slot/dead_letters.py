@@ -57,6 +57,7 @@ LOGGED_PER_EPOCH_MAX: Final = 5
 _OURS: Final = (
     "cairn.backends.cached.",
     "cairn.backends.packing",
+    "cairn.backends.postgres.",
     "cairn.backends.rocksdb.",
     "cairn.storage.",
 )

@@ -31,3 +31,5 @@ NOTE_FOLDERS: Final = (GRAPHS_FOLDER, FAILURES_FOLDER, SAVEPOINTS_FOLDER, ENDING
 SAVEPOINT_PATH: Final = "savepoint.json"
 UNFINISHED_PATH: Final = "unfinished.json"
 """Exists from the first file of a savepoint until savepoint.json does: the claim of its writer."""
+EXTERNAL_SUFFIX: Final = ".postgres"
+"""Ends the path of a base whose rows are in a database."""

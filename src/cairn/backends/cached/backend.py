@@ -137,10 +137,14 @@ class CachedBackend(Backend):
         return True
 
     def serve(
-        self, database: Database, states: Mapping[str, StoredState], groups: Sequence[int]
+        self,
+        database: Database,
+        states: Mapping[str, StoredState],
+        groups: Sequence[int],
+        names: Iterable[str],
     ) -> None:
-        """Take the rows of empty key groups from a database."""
-        for name in self._packings:
+        """Take the rows of states in empty key groups from a database."""
+        for name in names:
             counts = states[name].counts if name in states else {}
             for group in groups:
                 rows = self.rows(name, group)

@@ -20,7 +20,7 @@ class Database(Protocol):
     """Number of `CachedRows` objects that keep their rows here."""
 
     def prefix(self, state: str, group: int) -> bytes:
-        """Return how the keys of a state in a key group begin."""
+        """Return the begin of all keys of a state in a key group."""
 
     def get(self, key: bytes) -> bytes | None: ...
 

@@ -184,7 +184,7 @@ class RocksBackend(CachedBackend):
                 for group in owned:
                     database.delete(database.prefix(name, group))
                 del database.states[name]
-            self.serve(database, index.states, owned)
+            self.serve(database, index.states, owned, self.packings())
             counted = _count_keys(index, stored.group_list())
             if counted and _count_keys(index, owned) < _OWNED_MIN * counted:
                 self._absorb(database)
