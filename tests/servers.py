@@ -8,7 +8,10 @@ import shutil
 import tempfile
 import uuid
 import warnings
+from pathlib import Path
 from typing import Any
+
+import psutil
 
 
 class Postgres:
@@ -25,6 +28,8 @@ class Postgres:
         self.uri: str = self._server.get_uri()
         with psycopg.connect(self.uri, autocommit=True) as connection:
             connection.execute("alter system set max_prepared_transactions = 64")
+            # Simulated slots that die leave their connections to the garbage collector.
+            connection.execute("alter system set max_connections = 500")
             # Nobody cuts the power of a test; a killed server loses nothing without it.
             connection.execute("alter system set fsync = off")
         self.stop()
@@ -34,6 +39,14 @@ class Postgres:
 
     def stop(self) -> None:
         self._server.stop()
+
+    def kill(self) -> None:
+        """End it as by a power cut."""
+        pid = int(Path(self._server.pgdata, "postmaster.pid").read_text().splitlines()[0])
+        processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+        for process in processes:
+            process.kill()
+        psutil.wait_procs(processes, timeout=10)
 
     def start(self) -> None:
         self._server.start()
@@ -51,6 +64,12 @@ class Postgres:
 @functools.cache
 def postgres() -> Postgres:
     return Postgres()
+
+
+@functools.cache
+def state_database() -> str:
+    """The URI of a database that all jobs of a test process share: each has a schema."""
+    return postgres().new_database()
 
 
 @functools.cache

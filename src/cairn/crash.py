@@ -46,6 +46,7 @@ POINTS: dict[str, str] = {
     "slot.begun": "the slot has accepted the epoch and holds the parent's state",
     "slot.batch": "the slot has processed a batch of rows",
     "slot.delta.written": "the delta is stored, the acknowledgement is not sent",
+    "slot.rows.applied": "the rows of a base are in the database, the base is not stored",
     "slot.sst.uploaded": "an SST file of a base is stored, the base is not",
     "slot.sink.prepared": "a sink's output is durable and invisible, nothing is acknowledged",
     "slot.acknowledged": "the acknowledgement is on its way to the driver",

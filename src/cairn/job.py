@@ -164,8 +164,9 @@ class Job:
 
         `trigger` is an interval between epochs, or "available-now" to process what is there
         and end. With `drain` such a run ends with the watermark at infinity: every timer
-        fires, every window closes. `backend="rocksdb"` keeps state on local disk, with at most
-        `backend_memory_mb` of memory per slot and operator.
+        fires, every window closes. `backend="rocksdb"` keeps state on local disk,
+        `backend="postgresql://…"` in a database (`"env:NAME"` names a variable that has the URL),
+        both with at most `backend_memory_mb` of memory per slot and operator.
 
         An empty checkpoint may start from a `savepoint`. Sources may be added and reordered;
         `reset_sources` are read from their beginning. `allow_dropped_state` goes on without

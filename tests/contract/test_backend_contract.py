@@ -8,17 +8,18 @@ from typing import Any
 
 import pytest
 
-from cairn.backends import BACKENDS, Backend, make_backend
+from cairn.backends import Backend
+from cairn.backends.cached.backend import CachedBackend
 from cairn.backends.contract import ABSENT
-from cairn.backends.rocksdb.backend import RocksBackend
 from cairn.types.codec import codec
+from tests.backends import ALL, make, take_to_database
 
 STATES = {"s": "value", "t": "value", "s1": "reducing", "m": "map", "l": "list"}
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=ALL)
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
-    backend = make_backend(request.param, str(tmp_path / "state"), 64 << 20)
+    backend = make(request.param, str(tmp_path / "state"), 64 << 20)
     declare(backend)
     yield backend
     backend.close()
@@ -102,16 +103,13 @@ def test_a_peek_is_a_copy_of_what_is_held_wherever_it_lies(backend: Backend, whe
     expected: dict[str, Any] = {"s": "x", "m": {"a": "1", "b": None}, "l": ["a", "b", "c"]}
     for name, change in first.items():
         backend.rows(name, 0).promote({"k": change, None: change, "gone": change})
-    if where != "decoded" and isinstance(backend, RocksBackend):
-        backend.flush()
-        for rows in backend.all_rows():
-            rows.rotate()
-            rows.rotate()
+    if where != "decoded":
+        take_to_database(backend)
     if where == "changed since":
         expected = {"s": "y", "m": {"b": None, "c": "3"}, "l": ["a", "b", "d"]}
         for name, change in then.items():
             backend.rows(name, 0).promote({"k": change, None: change, "gone": gone[name]})
-            if isinstance(backend, RocksBackend):
+            if isinstance(backend, CachedBackend):
                 for rows in backend.all_rows():
                     rows.rotate()
                     rows.rotate()
@@ -167,7 +165,7 @@ def test_many_keys_are_asked_for_together(backend: Backend) -> None:
     rows.promote({str(key): f"v{key}" for key in range(50)})
     maps.promote({"k": {"a": "1"}})
     lists.promote({"k": (0, ["x", "y"])})
-    flush(backend)
+    take_to_database(backend)
     assert rows.get_many(["7", "nobody", "49"]) == ["v7", None, "v49"]
     held, nobody = maps.get_many(["k", "nobody"])
     assert dict(held) == {"a": "1"} and nobody is None
@@ -182,7 +180,7 @@ def test_new_keys_are_those_that_are_not_held(backend: Backend) -> None:
         assert rows.new_keys(["a", "b"]) == ["a", "b"]
         rows.promote({"a": change})
         assert rows.new_keys(["a", "b"]) == ["b"]
-        flush(backend)
+        take_to_database(backend)
         # What only the disk knows may pass for new; what is not there must.
         assert "b" in rows.new_keys(["a", "b"])
 
@@ -194,7 +192,7 @@ def test_a_scan_in_slices_finds_every_key(backend: Backend) -> None:
         rows = backend.rows(name, 0)
         rows.promote(dict.fromkeys(written, change))
         backend.rows(name, 1).promote({"other group": change})
-        flush(backend)
+        take_to_database(backend)
         rows.promote(dict.fromkeys(late, change))
         found, cursor = rows.scan(None, 7)
         while cursor is not None:
@@ -206,20 +204,11 @@ def test_a_scan_in_slices_finds_every_key(backend: Backend) -> None:
                 assert type(change)(held) == type(change)(rows.get(key))
 
 
-def flush(backend: Backend) -> None:
-    """Take to the disk what has one."""
-    if isinstance(backend, RocksBackend):
-        backend.flush()
-        backend._cached_bytes_max, kept = 0, backend._cached_bytes_max
-        backend._rotate_if_full()
-        backend._cached_bytes_max = kept
-
-
 def test_what_is_repacked_and_compacted_is_what_it_was(backend: Backend) -> None:
     rows = backend.rows("s", 0)
     rows.promote({str(key): f"v{key}" for key in range(5_000)})
     rows.promote(dict.fromkeys(map(str, range(10, 5_000))))
-    flush(backend)
+    take_to_database(backend)
     rows.compact()
     backend.compact()
     assert backend.repack([])

@@ -11,16 +11,17 @@ import pyarrow as pa
 import pytest
 
 from cairn import state
-from cairn.backends import BACKENDS, Backend, make_backend
+from cairn.backends import Backend
 from cairn.backends.handles import make_batch_handle, make_batch_table
 from cairn.backends.overlay import Table
+from tests.backends import ALL, make
 
 GROUP_COUNT = 8
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=ALL)
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
-    backend = make_backend(request.param, str(tmp_path / "state"), 64 << 20)
+    backend = make(request.param, str(tmp_path / "state"), 64 << 20)
     yield backend
     backend.close()
 

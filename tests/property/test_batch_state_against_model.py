@@ -18,7 +18,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cairn import state
-from cairn.backends import make_backend
 from cairn.backends.columnar import table as columns
 from cairn.backends.handles import make_batch_handle, make_batch_table
 from cairn.backends.overlay import in_order
@@ -26,6 +25,7 @@ from cairn.key_groups import key_groups
 from cairn.storage.files import encode_segment
 from cairn.types import parse_type
 from cairn.types.codec import codec
+from tests.backends import make, write_base
 
 GROUP_COUNT = 8
 NONE = st.none()
@@ -80,7 +80,7 @@ class Subject:
         self.backend_name = backend
         self.folder = tempfile.TemporaryDirectory()
         name, memory_bytes = KINDS[backend]
-        self.backend = make_backend(name, self.folder.name + "/state", memory_bytes)
+        self.backend = make(name, self.folder.name + "/state", memory_bytes)
         self.table = make_batch_table(declaration, key_type, self.backend, GROUP_COUNT)
         self.table.assign(range(GROUP_COUNT))
         self.handle: Any = make_batch_handle(self.table)
@@ -95,6 +95,9 @@ class Subject:
             delta.validate(full=True)
             self.deltas.append(delta)
         self.table.promote()
+        if self.backend_name == "postgres":
+            write_base(self.backend, groups=range(GROUP_COUNT))
+            self.table.promote()
 
     def restored(self, backend: str | None = None) -> Subject:
         fresh = Subject(self.declaration, self.key_type, backend or self.backend_name)
@@ -231,7 +234,12 @@ def play(subject: Subject, steps: list[Any], check: Any, put: Any) -> None:
             one.close()
 
 
-KINDS = {"heap": ("heap", 0), "rocksdb": ("rocksdb", 64 << 20), "spilled": ("rocksdb", 400)}
+KINDS = {
+    "heap": ("heap", 0),
+    "rocksdb": ("rocksdb", 64 << 20),
+    "spilled": ("rocksdb", 400),
+    "postgres": ("postgres", 400),
+}
 """Backend and memory."""
 LIMITS = settings(suppress_health_check=list(HealthCheck))
 

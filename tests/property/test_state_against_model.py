@@ -27,10 +27,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cairn import KeyedProcess, state
-from cairn.backends import BACKENDS, Backend, make_backend
+from cairn.backends import BACKENDS, Backend
 from cairn.backends.handles import make_handle
 from cairn.backends.overlay import Table, make_table
-from cairn.backends.rocksdb.backend import RocksBackend
 from cairn.driver.coordinator import compaction, epoch
 from cairn.driver.coordinator.epoch import Coordinator
 from cairn.errors import FunctionError
@@ -46,6 +45,8 @@ from cairn.storage.verify import verify
 from cairn.testing import ManualClock
 from cairn.types import parse_schema, parse_type
 from cairn.types.codec import codec
+from tests.backends import backend_name, make, take_to_database
+from tests.marks import for_soak
 from tests.simulation.cluster import Cluster, Trouble
 from tests.simulation.world import stored_state
 
@@ -252,7 +253,7 @@ class Tables:
     ) -> None:
         self.declarations = declarations
         self.backend: Backend | None = None
-        self.make = partial(make_backend, backend, os.path.join(scratch, "state"), 64 << 20)
+        self.make = partial(make, backend, os.path.join(scratch, "state"), 64 << 20)
         for name, declaration in declarations.items():
             declaration.name = name
         self.scope = Scope()
@@ -278,10 +279,8 @@ class Tables:
 
     def flush(self) -> None:
         """Out of memory, where the backend has another place."""
-        if isinstance(self.backend, RocksBackend):
-            self.backend.flush()
-            for rows in self.backend.all_rows():
-                rows.rotate()
+        assert self.backend is not None
+        take_to_database(self.backend, range(1))
 
     def prefetch(self) -> None:
         assert self.backend is not None
@@ -311,8 +310,16 @@ class Tables:
             self.files[name] = list(table.dump())
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("type_", TYPES)
+@pytest.mark.parametrize(
+    ("type_", "backend"),
+    [
+        *((type_, backend) for type_ in TYPES for backend in BACKENDS),
+        *(
+            (type_, "postgres") if type_ == "string" else for_soak(type_, "postgres")
+            for type_ in TYPES
+        ),
+    ],
+)
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), entry_type=st.sampled_from(sorted(ENTRY_TYPES)))
 def test_state_of_every_type_agrees_with_the_model(
@@ -477,8 +484,14 @@ def small_limits() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("columns", KEY_COLUMNS)
+@pytest.mark.parametrize(
+    ("columns", "backend"),
+    [
+        *((columns, backend) for columns in KEY_COLUMNS for backend in BACKENDS),
+        (next(iter(KEY_COLUMNS)), "postgres"),
+        *(for_soak(columns, "postgres") for columns in list(KEY_COLUMNS)[1:]),
+    ],
+)
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(
     data=st.data(),
@@ -505,7 +518,7 @@ def test_jobs_agree_with_the_model(
         st.tuples(st.just("lead"), st.sampled_from([1, 2, 3, 5, GROUP_COUNT])),
     )
     with tempfile.TemporaryDirectory() as scratch:
-        machine = JobMachine(ddl, type_, entry_type, backend, scratch)
+        machine = JobMachine(ddl, type_, entry_type, backend_name(backend), scratch)
         machine.lead(2, Trouble(random.Random(seed), trouble))
         models: dict[Any, Model] = {}
         expected: dict[int, str] = {}

@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cairn import state
-from cairn.backends import BACKENDS, make_backend
 from cairn.backends.handles import make_handle
 from cairn.backends.overlay import Table, make_table
 from cairn.types.durations import MIN_MS
+from tests.backends import ALL, make
 
 GROUPS = 2
 TTL_MS = 10
@@ -78,7 +78,7 @@ class Slot:
     def __init__(self, kind: str, folder: str, ttl: state.TTL, *, removes: bool) -> None:
         self.removes = removes
         self.scope = Scope()
-        self.backend = make_backend(kind, tempfile.mkdtemp(dir=folder), 64 << 20)
+        self.backend = make(kind, tempfile.mkdtemp(dir=folder), 64 << 20)
         self.tables: dict[str, Table] = {}
         self.handles: dict[str, Any] = {}
         for name, declaration in declared(ttl).items():
@@ -221,7 +221,7 @@ class Model:
 
 @pytest.mark.parametrize("clock", ["processing", "event"])
 @pytest.mark.parametrize("refresh", ["write", "read-write"])
-@pytest.mark.parametrize("kind", BACKENDS)
+@pytest.mark.parametrize("kind", ALL)
 @settings(suppress_health_check=list(HealthCheck))
 @given(epochs=EPOCHS)
 def test_slots_that_remove_and_slots_that_do_not_agree_with_the_model(

@@ -18,6 +18,7 @@ from cairn.storage.manifest import Epoch, SparkPosition
 from cairn.storage.store import open_store
 from cairn.testing import ManualClock
 from cairn.types.codec import codec
+from tests.backends import backend_name
 from tests.simulation.cluster import Cluster
 
 
@@ -37,7 +38,9 @@ class LedJob:
     ) -> None:
         self.graph, self.store, self.clock = job.graph(), open_store("memory:"), ManualClock()
         info = create_or_open_job(self.store, self.graph.name, self.graph.group_count)
-        spec = job_spec(self.graph, job_id=info.job_id, checkpoint=self.store.url, backend=backend)
+        spec = job_spec(
+            self.graph, job_id=info.job_id, checkpoint=self.store.url, backend=backend_name(backend)
+        )
         sinks: dict[str, Any] = {node.uid: node.sink for node in self.graph.sinks}
         for uid, sink in sinks.items():
             sink.open(SinkContext(info.job_id, self.graph.name, uid, pa.schema([])))

@@ -19,7 +19,8 @@ from tests.simulation.world import DEATHS, Driver, World
 # A start from a savepoint and what RocksDB uploads are tried with Spark, rounds with loops,
 # publishing before the commit with weaker guarantees.
 ELSEWHERE = (
-    "driver.savepoint.loaded", "slot.sst.uploaded", "driver.round.ran", "driver.batch.published",
+    "driver.savepoint.loaded", "slot.rows.applied", "slot.sst.uploaded",
+    "driver.round.ran", "driver.batch.published",
 )  # fmt: skip
 POINTS = [p for p in crash_points() if p not in ELSEWHERE]
 

@@ -24,7 +24,7 @@ from tests.simulation.looping import HopsWorld, LabelsWorld
 from tests.simulation.test_exactly_once import seeds, survive
 from tests.simulation.world import Driver, World
 
-BASES = ("slot.base", "slot.sst")
+BASES = ("slot.base", "slot.rows", "slot.sst")
 """Bases are written of state that has grown, which this has not."""
 ELSEWHERE = (
     "driver.savepoint", "driver.deployed", "driver.batch", "driver.sink.piece",

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from cairn.backends import BACKENDS
 from cairn.backends.columnar import row_table, runs, table
 from cairn.storage.verify import verify
 from cairn.testing import SimulatedCrash, call_at_points
+from tests.backends import ALL, backend_name
 from tests.marks import for_soak, in_turn
 from tests.simulation.operators import SHAPES, OperatorsWorld
 from tests.simulation.test_exactly_once import POINTS, survive
@@ -68,8 +68,8 @@ def cases() -> Iterator[Any]:
     """Yield every point with every operator and backend; `make test` has each point once."""
     for number, point in enumerate(POINTS):
         for index, shape in enumerate(SHAPES):
-            for backend_index, backend in enumerate(BACKENDS):
-                is_tested = index == number % len(SHAPES) and backend_index == number % 2
+            for backend_index, backend in enumerate(ALL):
+                is_tested = index == number % len(SHAPES) and backend_index == number % len(ALL)
                 case = pytest.param if is_tested else for_soak
                 yield case(point, shape, backend, 1 + (number // 2 + index) % 2)
 
@@ -78,7 +78,7 @@ def cases() -> Iterator[Any]:
 def test_a_crash_at_any_point_leaves_the_output_of_each_operator_as_it_is(
     point: str, shape: str, backend: str, checkpoint_every: int, tmp_path: Path
 ) -> None:
-    world = OperatorsWorld(shape, tmp_path, backend)
+    world = OperatorsWorld(shape, tmp_path, backend_name(backend))
     lead(world, 2)
     nth = 1 if point.startswith(RARE) else 3
     passes: Counter[str] = Counter()
@@ -95,11 +95,11 @@ def test_a_crash_at_any_point_leaves_the_output_of_each_operator_as_it_is(
     assert finish(world) == undisturbed(shape)
 
 
-@pytest.mark.parametrize(("shape", "backend"), in_turn(list(SHAPES), list(BACKENDS)))
+@pytest.mark.parametrize(("shape", "backend"), in_turn(list(SHAPES), ALL))
 def test_parallelism_and_restarts_leave_the_output_of_each_operator_as_it_is(
     shape: str, backend: str, tmp_path: Path
 ) -> None:
-    world = OperatorsWorld(shape, tmp_path, backend)
+    world = OperatorsWorld(shape, tmp_path, backend_name(backend))
     for batches in (1, 3, 4, 7):
         lead(world, batches)
     found = finish(world)

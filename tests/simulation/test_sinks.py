@@ -35,6 +35,7 @@ MOST = [name if name in ONE_OF_A_KIND else for_soak(name) for name in LASTING]
 ELSEWHERE = (
     "driver.savepoint.loaded", "driver.round.ran", "driver.idle.due", "driver.idle.ended",
     "driver.deployed", "driver.batch.published", "slot.base.begun", "slot.base.written",
+    "slot.rows.applied",
     "slot.sst.uploaded",
 )  # fmt: skip
 POINTS = [(point, 1) for point in crash_points() if point not in ELSEWHERE]

@@ -233,7 +233,13 @@ class Armed(Ledger):
         os.environ["CAIRN_CRASH_ONCE"] = f"{self.once}-{ctx.subtask}"
 
 
-BESIDE = ("slot.restored", "slot.base.begun", "slot.base.written", "slot.sst.uploaded")
+BESIDE = (
+    "slot.restored",
+    "slot.base.begun",
+    "slot.base.written",
+    "slot.rows.applied",
+    "slot.sst.uploaded",
+)
 """Not passed in every epoch: test_crashes_live has them."""
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import threading
 
 import psutil
 import pytest
@@ -16,7 +17,10 @@ from cairn.driver.coordinator import compaction
 from cairn.slot.folders import living_slots, runtime_root
 from cairn.snapshots.rollback import rollback
 from cairn.storage.log import Log
+from cairn.storage.retention import files_of
 from cairn.storage.store import open_store
+from tests import servers
+from tests.backends import backend_name
 from tests.marks import for_soak
 from tests.s3 import s3_server
 from tests.spark.live import FILES, Live
@@ -175,6 +179,11 @@ def test_drivers_killed_between_a_rollback_and_the_first_epoch_after_it_change_n
             for_soak("rocksdb", point)
             for point in ("slot.restored", "slot.base.begun", "slot.base.written")
         ),
+        ("postgres", "slot.rows.applied"),
+        *(
+            for_soak("postgres", point)
+            for point in ("slot.restored", "slot.base.begun", "slot.base.written")
+        ),
     ],
 )
 def test_slots_killed_while_they_restore_for_a_rescale_or_write_bases_change_nothing(
@@ -182,7 +191,7 @@ def test_slots_killed_while_they_restore_for_a_rescale_or_write_bases_change_not
 ):
     """Each subtask's slot once: when it restores after 2, 3, 2 subtasks, or beside an epoch."""
     function = Armed(point, 1, tmp_path / "once")
-    with Live(spark, tmp_path, function=function, backend=backend) as live:
+    with Live(spark, tmp_path, function=function, backend=backend_name(backend)) as live:
         live.feed(2)
         live.run.rescale(3)
         live.feed(2)
@@ -191,6 +200,27 @@ def test_slots_killed_while_they_restore_for_a_rescale_or_write_bases_change_not
     assert {"once-0", "once-1"} <= {path.name for path in tmp_path.glob("once-*")}
     assert live.run.error is None
     assert has_base(tmp_path / "checkpoint")
+    short.check(tmp_path)
+
+
+@pytest.mark.slow
+def test_the_database_of_state_killed_and_started_again_changes_nothing(
+    spark, short, tmp_path, bases
+):
+    server = servers.postgres()
+    with Live(spark, tmp_path, backend=backend_name("postgres")) as live:
+        live.feed(3)
+        server.kill()
+        back = threading.Timer(3, server.start)
+        back.start()
+        # Another parallelism: slots must read from the database, and wait for it.
+        live.run.rescale(3)
+        live.feed(2)
+        back.join()
+        live.feed(1)
+    assert live.run.error is None
+    files = [file for epoch in epochs(tmp_path / "checkpoint") for file in files_of(epoch)]
+    assert any(file.format == "postgres" for file in files)
     short.check(tmp_path)
 
 

@@ -2,7 +2,14 @@
 
 from cairn.backends.contract import Backend, Base, BaseCancelledError, BaseTarget
 from cairn.backends.heap.backend import HeapBackend
-from cairn.backends.registry import BACKENDS, DEFAULT_MEMORY_BYTES, make_backend
+from cairn.backends.registry import (
+    BACKENDS,
+    DEFAULT_MEMORY_BYTES,
+    check_url,
+    is_known,
+    kind_of,
+    make_backend,
+)
 
 __all__ = [
     "BACKENDS",
@@ -12,5 +19,8 @@ __all__ = [
     "BaseCancelledError",
     "BaseTarget",
     "HeapBackend",
+    "check_url",
+    "is_known",
+    "kind_of",
     "make_backend",
 ]

@@ -113,6 +113,8 @@ class BaseTarget:
     inline_bytes_max: int
     known: tuple[FileRef, ...] = ()
     """Bases of the parent epoch for this range, whose objects may be shared."""
+    epoch_term: int | None = None
+    """The term of the leader that committed the epoch; None: it is `term`."""
 
 
 class Base(ABC):

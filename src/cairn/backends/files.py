@@ -7,8 +7,10 @@ from typing import Protocol, Self
 
 import pyarrow as pa
 
+from cairn.backends.cached.described import StoredState
 from cairn.storage.files import open_segment
 from cairn.storage.manifest import FileRef
+from cairn.storage.paths import EXTERNAL_SUFFIX, STATE_FOLDER
 from cairn.storage.store import Store
 
 
@@ -36,17 +38,37 @@ def open_rows(store: Store, ref: FileRef, scratch: str) -> RowsReader:
         from cairn.backends.rocksdb.files import RocksReader
 
         return RocksReader(store, ref, scratch)
+    if ref.format == "postgres":
+        from cairn.backends.postgres.files import PostgresReader
+
+        return PostgresReader(store, ref)
     return open_segment(store, ref)
+
+
+def drop_external(store: Store) -> list[str]:
+    """Remove state of a checkpoint's job from databases; return what could not be reached."""
+    if not any(there.path.endswith(EXTERNAL_SUFFIX) for there in store.list(STATE_FOLDER)):
+        return []
+    from cairn.backends.postgres.collection import drop_state
+
+    return drop_state(store)
 
 
 def group_counts(store: Store, ref: FileRef) -> dict[str, dict[int, int]]:
     """Return the number of rows per state and key group, from the file's index alone."""
+    states: dict[str, StoredState] = {}
     if ref.format == "rocksdb":
         from cairn.backends.rocksdb.files import read_index
 
+        states = read_index(store, ref).states
+    elif ref.format == "postgres":
+        from cairn.backends.postgres.files import read_index as read_postgres_index
+
+        states = read_postgres_index(store, ref).states
+    if states:
         return {
             name: {group: rows for group, (_, rows) in entry.counts.items()}
-            for name, entry in read_index(store, ref).states.items()
+            for name, entry in states.items()
         }
     return {
         state.name: dict(zip(state.groups, state.group_rows, strict=True))

@@ -6,8 +6,19 @@ from collections.abc import Callable
 
 from cairn.backends.contract import Backend
 from cairn.backends.heap.backend import HeapBackend
+from cairn.ids import new_id
+from cairn.storage.environment import read_setting
 
 DEFAULT_MEMORY_BYTES = 512 << 20
+
+
+def url_of(backend: str) -> str:
+    """Return the backend, or the value of the environment variable that it names: `env:NAME`."""
+    return read_setting(backend, "the URL of the backend")
+
+
+def is_postgres(backend: str) -> bool:
+    return url_of(backend).startswith(("postgresql://", "postgres://"))
 
 
 def _heap(directory: str, memory_bytes: int) -> Backend:
@@ -24,6 +35,42 @@ def _rocksdb(directory: str, memory_bytes: int) -> Backend:
 BACKENDS: dict[str, Callable[[str, int], Backend]] = {"heap": _heap, "rocksdb": _rocksdb}
 
 
-def make_backend(name: str, directory: str, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> Backend:
-    """Make a backend that may use this directory, which need not exist, and about this memory."""
+def kind_of(backend: str) -> str:
+    """Return the kind of a backend: its name, or that of the database that a URL is of."""
+    return "postgres" if is_postgres(backend) else backend
+
+
+def is_known(backend: str) -> bool:
+    return backend in BACKENDS or is_postgres(backend)
+
+
+def check_url(backend: str) -> None:
+    """Refuse a URL that cannot be read."""
+    if is_postgres(backend):
+        from cairn.backends.postgres.link import parameters_of
+
+        parameters_of(url_of(backend))
+
+
+def make_backend(
+    name: str,
+    directory: str,
+    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    *,
+    job_id: str = "",
+    operator: str = "",
+) -> Backend:
+    """Make a backend that may use this directory, which need not exist, and about this memory.
+
+    `name` may be the URL of a database, or name an environment variable that has it. The job has
+    a schema of its own there.
+    """
+    if is_postgres(name):
+        # Not at the top: a slot with state elsewhere does not load psycopg.
+        from cairn.backends.postgres.backend import PostgresBackend
+
+        job_id = job_id or new_id()
+        return PostgresBackend(
+            directory, memory_bytes, url_of(name), job_id=job_id, operator=operator
+        )
     return BACKENDS[name](directory, memory_bytes)

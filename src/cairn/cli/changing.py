@@ -14,6 +14,7 @@ import msgspec
 import typer
 from rich.text import Text
 
+from cairn.backends.files import drop_external
 from cairn.cli.checkpoint import open_checkpoint, open_folder, split_epoch
 from cairn.cli.job_file import UsageError
 from cairn.cli.tables import many, print_json, seconds_since, stdout_console, when
@@ -87,14 +88,18 @@ def remove(checkpoint: str, *, yes: bool, force: bool, as_json: bool) -> None:
         _print_removal(store, what, force=force)
     if not branches:  # Otherwise it is refused anyway.
         _confirm("Remove it?", yes=yes, as_json=as_json)
-    removed = delete_savepoint(store) if saved else delete_checkpoint(store, force=force)
+    if saved:
+        removed = delete_savepoint(store)
+    else:
+        removed = delete_checkpoint(store, force=force, clean=drop_external)
     if as_json:
         print_json({"removed": store.url, "kind": what, **removed._asdict()})
         return
     _print_done("removed: ", f"{many(removed.objects, 'object')}, {size(removed.bytes)}")
     for line in removed.unreleased:
         said = (
-            f"a hold may be left on {line}\n  next: `cairn verify` there lists the holds to delete"
+            f"a hold or state may be left in {line}\n"
+            "  next: `cairn verify` there lists the holds to delete; drop the schema of a database"
         )
         stdout_console().print(Text(said, "yellow"), soft_wrap=True)
 

@@ -25,9 +25,12 @@ _OPTIONS: Final = {
         help='The interval between epochs, such as "1 second"; "available-now" processes the '
         "input that is there and ends."
     ),
-    "backend": typer.Option(help="Where slots keep state between epochs: heap or rocksdb."),
+    "backend": typer.Option(
+        help="Where slots keep state between epochs: heap, rocksdb, or the URL of a database: "
+        "postgresql://…, or env:NAME of a variable that has it."
+    ),
     "backend_memory_mb": typer.Option(
-        help="Memory of a RocksDB backend, per slot and operator, in MiB."
+        help="Memory of any other backend than heap, per slot and operator, in MiB."
     ),
     "savepoint": typer.Option(help="Start an empty checkpoint from this savepoint."),
     "reset_sources": typer.Option(

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from cairn.backends.files import drop_external
 from cairn.crash import crash_point
 from cairn.driver import progress
 from cairn.driver.changes import Changes
@@ -428,7 +429,7 @@ class Engine:
         if not self.coordinator.log.is_leading():
             raise self._conflict()  # It is another driver's by now.
         self.failures.settle()
-        delete_checkpoint(self.store)
+        delete_checkpoint(self.store, clean=drop_external)
         if self._spark_store is not self.store:
             self._spark_store.delete_folder(SPARK_FOLDER)
 

@@ -55,12 +55,19 @@ class Options:
 
 def check_options(graph: Graph, options: Options, spark: SparkSession) -> int:
     """Refuse wrong options before anything is written; return the parallelism to start with."""
-    from cairn.backends import BACKENDS
+    from cairn.backends import BACKENDS, check_url, is_known
     from cairn.driver.spark_driver import trigger_ms
 
     check_session(spark)
-    if options.backend not in BACKENDS:
-        raise PlanError(f"no backend {options.backend!r}\n  found: {', '.join(BACKENDS)}")
+    if not is_known(options.backend):
+        # Not shown: it may hold a password.
+        shown = repr(options.backend) if "://" not in options.backend else "of this URL"
+        raise PlanError(
+            f"no backend {shown}\n"
+            f"  expected: {', '.join(BACKENDS)}, the URL of a database (postgresql://…), or "
+            "env:NAME of a variable that has it"
+        )
+    check_url(options.backend)
     if options.backend_memory_mb < BACKEND_MEMORY_MB_MIN:
         raise PlanError(
             f"backend_memory_mb must be at least {BACKEND_MEMORY_MB_MIN}, "

@@ -207,7 +207,8 @@ class JobSpec:
     job_name: str
     group_count: int
     checkpoint: str
-    backend: str
+    backend: str = field(repr=False)
+    """A name, or the URL of a database, which may hold a password."""
     levels: tuple[LevelSpec, ...]
     backend_memory_bytes: int = DEFAULT_MEMORY_BYTES
     rounds_max: int = 1

@@ -31,9 +31,9 @@ from cairn.crash import crash_point
 from cairn.errors import CommitError, EpochError, PlanError
 from cairn.logs import logger
 from cairn.sinks.base import SinkContext
-from cairn.sinks.environment import read_setting
 from cairn.sinks.staged import PublishedEpoch, Staged, StagedFile
 from cairn.sinks.text_forms import json_of, text_of
+from cairn.storage.environment import read_setting
 from cairn.types.durations import Duration, duration_ms
 
 CHUNK_ROWS: Final = 1000

@@ -54,7 +54,13 @@ if TYPE_CHECKING:
     from cairn.slot.operator import Operator
 
 LOGGED_PER_EPOCH_MAX: Final = 5
-_OURS: Final = ("cairn.backends.packing", "cairn.backends.rocksdb.", "cairn.storage.")
+_OURS: Final = (
+    "cairn.backends.cached.",
+    "cairn.backends.packing",
+    "cairn.backends.postgres.",
+    "cairn.backends.rocksdb.",
+    "cairn.storage.",
+)
 
 
 class DeadLetters:

@@ -111,6 +111,8 @@ class LevelRuntime:
                     job.backend if op.keys else "heap",
                     f"{scratch}/{new_id()}",
                     job.backend_memory_bytes,
+                    job_id=job.job_id,
+                    operator=op.uid,
                 ),
                 group_count=job.group_count,
             )

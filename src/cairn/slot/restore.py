@@ -128,7 +128,8 @@ def write_base(
 ) -> Compacted:
     assert begin.parent is not None, "a base is of a committed epoch"
     started = time.perf_counter()
-    entry = _entry(uid, Log(store).epoch(begin.parent).operators)
+    parent = Log(store).epoch(begin.parent)
+    entry = _entry(uid, parent.operators)
     target = BaseTarget(
         store=store,
         term=begin.term,
@@ -142,6 +143,7 @@ def write_base(
             for ref in part.files
             if ref.kind == "base" and not ref.store
         ),
+        epoch_term=parent.term,
     )
     crash_point("slot.base.begun")
     stored = base.write(target, pace)

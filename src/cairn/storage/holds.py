@@ -31,7 +31,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from cairn.errors import CorruptFileError, RestoreError
-from cairn.storage.paths import HOLDS_FOLDER
+from cairn.storage.paths import EXTERNAL_SUFFIX, HOLDS_FOLDER
 from cairn.storage.store import NotFoundError, Store, StoredObject
 
 _READER: Final = f"{HOLDS_FOLDER}/reader-"
@@ -166,13 +166,16 @@ def write_hold(store: Store, path: str, hold: Hold) -> None:
 
 
 def shrink_branch_hold(store: Store, job_id: str, needed: Collection[str]) -> None:
-    """Reduce a branch's hold to the objects it still needs; remove it when there are none."""
+    """Reduce a branch's hold to the objects it still needs; remove it when there are none.
+
+    Bases in a database are needed as long as the branch exists: its own bases name their rows.
+    """
     path = branch_hold_path(job_id)
     try:
         hold = decode_hold(store.get(path), store, path)
     except NotFoundError:
         return
-    paths = [held for held in hold.paths if held in needed]
+    paths = [held for held in hold.paths if held in needed or held.endswith(EXTERNAL_SUFFIX)]
     if not paths:
         store.delete([path])
     elif len(paths) < len(hold.paths):

@@ -60,7 +60,7 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 class FileRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A file as a manifest lists it: a segment (its own object, or a part of a pack), the index of
-    a RocksDB base, or lines of a source's log, which have no key groups.
+    a base in RocksDB or PostgreSQL, or lines of a source's log, which have no key groups.
 
     It counts for the key groups given here. After a change of parallelism it may also hold rows
     of others, which belong to another range.
@@ -77,7 +77,7 @@ class FileRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     last_epoch: int
     first_group: int
     group_count: int
-    format: Literal["segment", "rocksdb", "lines"] = "segment"
+    format: Literal["segment", "rocksdb", "postgres", "lines"] = "segment"
     objects: tuple[str, ...] = ()
     """The other objects it is made of, shared with other bases."""
     objects_bytes: int = 0

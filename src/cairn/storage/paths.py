@@ -40,3 +40,5 @@ NOTE_FOLDERS: Final = (
 SAVEPOINT_PATH: Final = "savepoint.json"
 UNFINISHED_PATH: Final = "unfinished.json"
 """Exists from the first file of a savepoint until savepoint.json does: the claim of its writer."""
+EXTERNAL_SUFFIX: Final = ".postgres"
+"""Ends the path of a base whose rows are in a database."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import msgspec
@@ -58,7 +59,7 @@ class Removed(NamedTuple):
     objects: int
     bytes: int
     unreleased: list[str]
-    """Checkpoints on which a hold of the removed one may remain, and why."""
+    """Checkpoints on which a hold of the removed one may remain, and databases with its state."""
 
 
 def is_savepoint(store: Store) -> bool:
@@ -76,8 +77,13 @@ def branches_of(store: Store) -> dict[str, Hold]:
     return {path: hold for path, hold in holds.items() if branch_of_hold(path) is not None}
 
 
-def delete_checkpoint(store: Store, *, force: bool = False) -> Removed:
-    """Remove a checkpoint with all its epochs. RestoreError when branches still need it."""
+def delete_checkpoint(
+    store: Store, *, force: bool = False, clean: Callable[[Store], list[str]] = lambda _: []
+) -> Removed:
+    """Remove a checkpoint with all its epochs. RestoreError when branches still need it.
+
+    `clean` removes state that is not in the store, and returns what it could not reach.
+    """
     if not force:
         branches = branches_of(store)
         if branches:
@@ -94,7 +100,7 @@ def delete_checkpoint(store: Store, *, force: bool = False) -> Removed:
     store.put(REMOVAL_PATH, _mark())
     job = job_of(store)  # A damaged checkpoint can be removed too.
     _fence(store)
-    unreleased = _release_holds(store, job)
+    unreleased = [*_release_holds(store, job), *clean(store)]
     found = [o for o in store.list() if _is_ours(o.path)]
     for folder in _FOLDERS:
         store.delete_folder(folder)

@@ -66,7 +66,7 @@ def check(folder: Path, spark: FakeSpark | None = None, **options: Any) -> int:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"backend": "floppy"}, "no backend 'floppy'\n  found: heap, rocksdb"),
+        ({"backend": "floppy"}, "no backend 'floppy'\n  expected: heap, rocksdb, the URL"),
         (
             {"backend_memory_mb": BACKEND_MEMORY_MB_MIN - 1},
             "backend_memory_mb must be at least 16, found 15",

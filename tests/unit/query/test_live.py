@@ -9,6 +9,7 @@ import pytest
 
 from cairn import Job, KeyedProcess, sinks, state
 from cairn.errors import EpochError, QueryError
+from tests.backends import backend_name
 from tests.simulation.led_job import LedJob
 from tests.unit.plan.programs import source
 from tests.unit.query.queried import (
@@ -287,7 +288,7 @@ def test_rounds_of_an_epoch_that_is_not_committed_are_not_seen(tmp_path: Path) -
 def test_what_has_expired_is_seen_neither_in_slots_nor_in_the_checkpoint(
     backend: str, tmp_path: Path
 ) -> None:
-    job = TtlJob(tmp_path, "1 minute", backend=backend)
+    job = TtlJob(tmp_path, "1 minute", backend=backend_name(backend))
     live = live_state(job)
     job.run((1, 10), (2, 20))
     job.run((1, 11), after_ms=40_000)

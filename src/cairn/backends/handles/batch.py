@@ -189,8 +189,8 @@ def make_batch_table(
     is_timed = isinstance(declaration, TimedRows)
     if backend.spills_columns:
         # Not at the top: a slot with state in memory does not load RocksDB.
-        from cairn.backends.rocksdb.columns import SpillTable
-        from cairn.backends.rocksdb.mapped_rows import MappedRowTable
+        from cairn.backends.cached.columns import SpillTable
+        from cairn.backends.cached.mapped_rows import MappedRowTable
 
         spilling = MappedRowTable if is_timed else SpillTable
         return spilling(declaration, key_type, backend, group_count)

@@ -19,12 +19,11 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from cairn.backends.contract import Base, BaseCancelledError, BaseTarget
-from cairn.backends.rocksdb.database import Database, StoredSst
+from cairn.backends.rocksdb.database import RocksDatabase, StoredSst
 from cairn.backends.rocksdb.files import (
     RocksIndex,
     SstFile,
     StoredDatabase,
-    describe_state,
     digest_file,
     encode_index,
 )
@@ -39,7 +38,7 @@ _GROUPS_ALL = (0, (1 << 16) - 1)
 
 
 class _Checkpoint:
-    def __init__(self, database: Database, folder: str, groups: list[int]) -> None:
+    def __init__(self, database: RocksDatabase, folder: str, groups: list[int]) -> None:
         self.database = database
         self.folder = folder
         self.groups = groups
@@ -57,17 +56,7 @@ class RocksBase(Base):
         self._lock = threading.Lock()
         self._frozen = backend.freeze()
         self._steps: Generator[None] = backend.write_frozen(self._frozen)
-        self._states = {
-            name: describe_state(
-                packing,
-                {
-                    group: (len(rows), rows.entry_count())
-                    for group in groups
-                    if len(rows := backend.rows(name, group))
-                },
-            )
-            for name, packing in backend.packings().items()
-        }
+        self._states = backend.describe_states(groups)
         self._checkpoints: list[_Checkpoint] | None = None
         self._cancelled = False
         self._closed = False
@@ -94,9 +83,9 @@ class RocksBase(Base):
             pass
 
     def _take(self) -> list[_Checkpoint]:
-        groups: dict[Database, set[int]] = {}
+        groups: dict[RocksDatabase, set[int]] = {}
         for rows in self._backend.all_rows():
-            if rows.database is not None and rows.group in self._groups:
+            if isinstance(rows.database, RocksDatabase) and rows.group in self._groups:
                 groups.setdefault(rows.database, set()).add(rows.group)
         return [
             _Checkpoint(database, self._backend.new_folder("base"), sorted(owned))

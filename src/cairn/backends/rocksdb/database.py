@@ -23,6 +23,7 @@ from typing import Any, Final
 
 import rocksdict
 
+from cairn.backends.cached.database import Op, after
 from cairn.errors import CorruptFileError
 
 TARGET_FILE_BYTES: Final = 32 << 20
@@ -31,9 +32,6 @@ _OPEN_FILES_MAX: Final = 512
 _MANIFEST_BYTES_MAX: Final = 1 << 20
 _STATES_MAX: Final = 254
 _GROUP: Final = struct.Struct(">H")
-
-Op = tuple[bytes, bytes | None]
-"""A row to put, or to delete (None)."""
 
 
 @dataclass(frozen=True)
@@ -88,13 +86,7 @@ class Tuning:
         self.options = options
 
 
-def after(prefix: bytes) -> bytes:
-    """Return the first key that is greater than all keys with this prefix."""
-    stripped = prefix.rstrip(b"\xff")
-    return stripped[:-1] + bytes([stripped[-1] + 1])
-
-
-class Database:
+class RocksDatabase:
     """A folder with one RocksDB database. A read-only one may lack some of its files."""
 
     def __init__(
@@ -111,7 +103,7 @@ class Database:
         self.stored = dict(stored or {})
         """Files known to be in the store, by local name."""
         self.rows_bound = 0
-        """Number of `RocksRows` objects that keep their rows here."""
+        """Number of `CachedRows` objects that keep their rows here."""
         self._tuning = tuning
         self._is_bounded = read_only
         self._runs = 0

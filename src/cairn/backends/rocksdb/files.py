@@ -25,18 +25,17 @@ import msgspec
 import pyarrow as pa
 import xxhash
 
+from cairn.backends.cached.described import StoredState
+from cairn.backends.cached.rows import scan_rows
 from cairn.backends.contract import Content
-from cairn.backends.layout import Layout, RowsByGroup, make_layout
-from cairn.backends.packing import Packing
-from cairn.backends.rocksdb.database import Database, StoredSst, Tuning
-from cairn.backends.rocksdb.rows import scan_rows
+from cairn.backends.layout import RowsByGroup
+from cairn.backends.rocksdb.database import RocksDatabase, StoredSst, Tuning
 from cairn.errors import CorruptFileError
 from cairn.ids import content_id
 from cairn.storage.files import store_of
 from cairn.storage.manifest import FileRef
 from cairn.storage.store import NotFoundError, Store
-from cairn.types import type_ddl
-from cairn.types.codec import Codec, Key, codec
+from cairn.types.codec import Key
 
 MAGIC: Final = b"CAIRNRK1"
 _CHECKSUM_BYTES: Final = 16
@@ -68,15 +67,6 @@ class StoredDatabase(msgspec.Struct, frozen=True, kw_only=True):
         return [group for first, last in self.groups for group in range(first, last + 1)]
 
 
-class StoredState(msgspec.Struct, frozen=True, kw_only=True):
-    kind: str
-    type: str
-    entry_type: str | None
-    key_type: str
-    counts: dict[int, tuple[int, int]]
-    """Number of keys and of stored rows (entries, for maps) per key group."""
-
-
 class RocksIndex(msgspec.Struct, frozen=True, kw_only=True):
     format: int = 1
     operator: str
@@ -86,17 +76,7 @@ class RocksIndex(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rows(self) -> int:
-        return sum(rows for state in self.states.values() for _, rows in state.counts.values())
-
-
-def describe_state(packing: Packing, counts: dict[int, tuple[int, int]]) -> StoredState:
-    return StoredState(
-        kind=packing.kind,
-        type=type_ddl(packing.values.type),
-        entry_type=None if packing.entries is None else type_ddl(packing.entries.type),
-        key_type=type_ddl(packing.keys.type),
-        counts=counts,
-    )
+        return sum(state.rows for state in self.states.values())
 
 
 def encode_index(index: RocksIndex) -> tuple[str, bytes]:
@@ -204,7 +184,9 @@ def write_meta(entry: StoredDatabase, folder: str) -> None:
             file.write(data)
 
 
-def fetch_database(store: Store, entry: StoredDatabase, folder: str, tuning: Tuning) -> Database:
+def fetch_database(
+    store: Store, entry: StoredDatabase, folder: str, tuning: Tuning
+) -> RocksDatabase:
     """Fetch a whole database and open it for reading and writing."""
     os.makedirs(folder)
     try:
@@ -212,7 +194,7 @@ def fetch_database(store: Store, entry: StoredDatabase, folder: str, tuning: Tun
             fetch_file(store, file, folder)
         write_meta(entry, folder)
         stored = {f.name: StoredSst(f.digest, f.path, f.size) for f in entry.files}
-        return Database(folder, tuning, states=entry.states, stored=stored)
+        return RocksDatabase(folder, tuning, states=entry.states, stored=stored)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -245,7 +227,7 @@ class RocksReader:
         self._listed = ref.groups
         self._folder = tempfile.mkdtemp(dir=scratch, prefix="rocks-")
         self._tuning = Tuning(_READER_CACHE_BYTES, some_files=True)
-        self._open: dict[int, Database] = {}
+        self._open: dict[int, RocksDatabase] = {}
         self._fetched: set[tuple[int, str]] = set()
 
     def __enter__(self) -> Self:
@@ -265,14 +247,15 @@ class RocksReader:
         return list(self._index.states)
 
     def schema(self, state: str) -> pa.Schema:
-        return self._layout(state).schema
+        return self._index.states[state].layout(state).schema
 
     def read(self, state: str, groups: range | None = None) -> Iterator[pa.RecordBatch]:
         """Yield the rows of these key groups, in order. An unknown state has no rows."""
         if state not in self._index.states:
             return
         wanted = self._listed if groups is None else groups
-        yield from self._layout(state).pieces(self._scan(state, wanted), _PIECE_ROWS)
+        layout = self._index.states[state].layout(state)
+        yield from layout.pieces(self._scan(state, wanted), _PIECE_ROWS)
 
     def _scan(self, state: str, groups: range) -> RowsByGroup:
         where = {
@@ -284,7 +267,7 @@ class RocksReader:
         }
         for number in set(where.values()):
             self._fetch(number, groups)
-        packing = self._packing(state)
+        packing = self._index.states[state].packing()
         for group in sorted(where):
             database = self._open[where[group]]
             part: dict[Key, Content] = {}
@@ -308,15 +291,6 @@ class RocksReader:
                 fetch_file(self._store, file, folder)
                 self._fetched.add((number, file.name))
         if number not in self._open:
-            self._open[number] = Database(folder, self._tuning, states=entry.states, read_only=True)
-
-    def _codecs(self, state: str) -> tuple[str, Codec, Codec, Codec | None]:
-        entry = self._index.states[state]
-        entries = None if entry.entry_type is None else codec(entry.entry_type)
-        return entry.kind, codec(entry.key_type), codec(entry.type), entries
-
-    def _packing(self, state: str) -> Packing:
-        return Packing(*self._codecs(state))
-
-    def _layout(self, state: str) -> Layout:
-        return make_layout(state, *self._codecs(state))
+            self._open[number] = RocksDatabase(
+                folder, self._tuning, states=entry.states, read_only=True
+            )

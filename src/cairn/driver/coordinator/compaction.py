@@ -4,7 +4,7 @@ Merging is size-tiered: ten files of a tier become one of the next, together wit
 smaller ones after them, so a range has few files even in an old job. A base is due when the
 deltas after it are larger than a multiple of it; a restore then reads a bounded multiple of the
 state. The multiple depends on the cost of a base: of state in memory all of it is written, with
-either backend, of state in RocksDB only the new files.
+either backend, of state in RocksDB only the new files, of state in PostgreSQL only the deltas.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from cairn.backends import kind_of
 from cairn.protocol.messages import Compaction
 from cairn.storage.manifest import FileRef
 
 FAN_IN = 10
-BASE_RATIO = {"heap": 4.0, "rocksdb": 0.5}
+BASE_RATIO = {"heap": 4.0, "rocksdb": 0.5, "postgres": 0.0}
 BASE_BYTES_MIN = 4 * 1024 * 1024
 
 
 def base_ratio(backend: str) -> float:
     """Return the limit of the deltas after a base, as a multiple of its size."""
-    return float(os.environ.get("CAIRN_BASE_RATIO") or BASE_RATIO[backend])
+    return float(os.environ.get("CAIRN_BASE_RATIO") or BASE_RATIO[kind_of(backend)])
 
 
 def base_bytes_min() -> int:
@@ -32,6 +33,7 @@ def base_bytes_min() -> int:
 
 def due(files: Sequence[FileRef], backend: str = "heap") -> Compaction | None:
     """Return the compaction that is due for these files, oldest first; None if none is."""
+    is_external = kind_of(backend) == "postgres"
     base_bytes = delta_bytes = 0
     # One pass: this is called for every range of every epoch.
     for ref in files:
@@ -39,7 +41,7 @@ def due(files: Sequence[FileRef], backend: str = "heap") -> Compaction | None:
             delta_bytes += ref.length + ref.objects_bytes
         else:
             base_bytes += ref.length + ref.objects_bytes
-            if ref.format != "rocksdb":
+            if ref.format != "rocksdb" and not is_external:
                 backend = "heap"
     if delta_bytes > base_bytes_min() and delta_bytes > base_ratio(backend) * base_bytes:
         return Compaction("base", len(files), 0)
@@ -54,6 +56,9 @@ def due(files: Sequence[FileRef], backend: str = "heap") -> Compaction | None:
             in_tier += 1
         else:
             in_tier, tier = 1, ref.tier
+        if in_tier >= FAN_IN and is_external:
+            # Its rows are new versions of a few others: a base costs no more than a merge.
+            return Compaction("base", len(files), 0)
         if in_tier >= FAN_IN:
             merge = Compaction("merge", count, tier + 1)
     return merge

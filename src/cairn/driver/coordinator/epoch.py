@@ -61,6 +61,7 @@ from cairn.driver.coordinator.record import (
 from cairn.driver.coordinator.rounds import Execute, Outcome, run_rounds
 from cairn.driver.coordinator.ticker import timers_of
 from cairn.driver.coordinator.totals import with_totals
+from cairn.driver.coordinator.versions import Versions
 from cairn.driver.coordinator.watermarks import clocks_of
 from cairn.errors import CairnError, CommitConflictError, CommitError, EpochError
 from cairn.ids import new_id
@@ -291,6 +292,7 @@ class Coordinator:
             clock_ms=self._clock,
             spark_store=self._spark_store,
         )
+        self._versions = Versions(self.spec.backend, self.store, self.spec.job_id, self.term)
         crash_point("driver.takeover.written")
         return self.newest
 
@@ -434,6 +436,7 @@ class Coordinator:
         self._pending.forget()
         with pause_collector():
             self._collector.after_epoch()
+        self._versions.after_epoch()
         crash_point("driver.collected")
 
     def note_published(self) -> None:

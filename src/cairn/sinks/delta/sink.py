@@ -54,7 +54,7 @@ from cairn.sinks.delta.schema import (
     check_table,
     missing_columns,
 )
-from cairn.sinks.environment import read_setting
+from cairn.storage.environment import read_setting
 from cairn.storage.store import NotFoundError, Store, file_path, is_away, open_store
 
 BATCH_BITS = 20

@@ -132,3 +132,13 @@ def test_state_in_memory_has_bases_as_rarely_with_rocksdb_as_on_the_heap() -> No
     whole = base(8 * BASE_BYTES_MIN)
     assert due([whole, *deltas(2, length=3 * BASE_BYTES_MIN)], "rocksdb") is None
     assert due([whole, *deltas(2, length=17 * BASE_BYTES_MIN)], "rocksdb") is not None
+
+
+def test_state_in_a_database_has_bases_in_place_of_merges() -> None:
+    external = msgspec.structs.replace(base(1000), format="postgres")
+    few = deltas(FAN_IN - 1, length=1)
+    assert due([external, *few], "postgresql://host/db") is None
+    full = [external, *deltas(FAN_IN, length=1)]
+    assert due(full, "postgresql://host/db") == Compaction("base", FAN_IN + 1, 0)
+    more = [external, *deltas(1, length=BASE_BYTES_MIN + 1)]
+    assert due(more, "postgresql://host/db") == Compaction("base", 2, 0)

@@ -1,11 +1,12 @@
-"""Rows of one state in RocksDB, by the batch: names and values are columns.
+"""Rows of one state in a database, by the batch: names and values are columns.
 
 A name is a key, or a key and an entry of its map. The rows are those that `rows` and `containers`
 read and write one by one.
 
 Always true here:
 - nothing is kept in memory but a filter of the names that were written;
-- the databases are written between epochs, when no base still needs them as they are.
+- a database that takes rows at any time is written between epochs, when no base still needs it as
+  it is; others are written by bases.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cairn.backends.cached.containers import CachedMapRows
+from cairn.backends.cached.database import Database, Op
+from cairn.backends.cached.name_filter import NameFilter
+from cairn.backends.cached.packed_columns import is_packable, pack_columns, unpack_column
+from cairn.backends.cached.rows import CachedRows
 from cairn.backends.columnar.key_index import NameIndex
 from cairn.backends.columnar.name_parts import Ints
-from cairn.backends.rocksdb.containers import RocksMapRows
-from cairn.backends.rocksdb.database import Database, Op
-from cairn.backends.rocksdb.name_filter import NameFilter
-from cairn.backends.rocksdb.packed_columns import is_packable, pack_columns, unpack_column
-from cairn.backends.rocksdb.rows import RocksRows
 from cairn.key_groups import hash_names
 
 if TYPE_CHECKING:
+    from cairn.backends.cached.backend import CachedBackend
     from cairn.backends.overlay import Table
-    from cairn.backends.rocksdb.backend import RocksBackend
 
 Bools = npt.NDArray[np.bool_]
 _NULL = pa.scalar(None, pa.binary())
@@ -46,26 +47,47 @@ class Stored(NamedTuple):
     was_held: Bools
 
 
-class StoredColumns:
-    """The rows of a table in arrays that are in RocksDB."""
+class Unwritten:
+    """Rows of a table that a base writes, on another thread."""
 
-    def __init__(self, table: Table, backend: RocksBackend, types: Sequence[pa.DataType]) -> None:
+    def __init__(self, below: StoredColumns) -> None:
+        self.below = below
+        self.parts: list[tuple[Database, list[Stored]]] = []
+        self.is_written = False
+        self.is_over = False
+
+    def ops(self) -> Iterator[tuple[Database, Iterator[Op]]]:
+        """Yield the rows as database operations, a piece of key groups at a time."""
+        for database, pieces in self.parts:
+            for piece in pieces:
+                yield database, self.below.ops(database, piece)
+
+    def end(self, *, is_written: bool) -> None:
+        if not self.is_over:
+            self.is_written = is_written
+            self.is_over = True
+
+
+class StoredColumns:
+    """The rows of a table in arrays that are in a database."""
+
+    def __init__(self, table: Table, backend: CachedBackend, types: Sequence[pa.DataType]) -> None:
         self._table = table
         self._backend = backend
         self._types = types
         self._packing = backend.packings()[table.name]
         self._filter: NameFilter | None = None
-        """Names that RocksDB may have; None if it may have any, or has none."""
+        """Names that the database may have; None if it may have any, or has none."""
 
-    def rows(self, group: int) -> RocksRows:
-        return cast(RocksRows, self._table.rows[group])
+    def rows(self, group: int) -> CachedRows:
+        return cast(CachedRows, self._table.rows[group])
 
     def is_used(self) -> bool:
-        """True if RocksDB has, or has had, rows of the table."""
+        """True if the database has, or has had, rows of the table."""
         return any(self.rows(group).database for group in self._table.groups)
 
     def forget_filter(self) -> None:
-        """Ask RocksDB for all names from now on."""
+        """Ask the database for all names from now on."""
         self._filter = None
 
     def count(self) -> tuple[int, int]:
@@ -147,15 +169,9 @@ class StoredColumns:
 
     def write(self, database: Database, pieces: Iterator[Stored]) -> None:
         """Write rows; each piece has whole key groups, later ones than the piece before."""
-        writer = database.write_sorted()
-        try:
-            for piece in pieces:
-                writer.add(self._ops(database, piece))
-            writer.finish()
-        finally:
-            writer.discard()
+        self._backend.write_ops(database, (self.ops(database, piece) for piece in pieces))
 
-    def _ops(self, database: Database, piece: Stored) -> Iterator[Op]:
+    def ops(self, database: Database, piece: Stored) -> Iterator[Op]:
         """Return rows as database operations, in order, and count them."""
         names, groups = piece.names, piece.groups
         added = piece.is_held.astype(np.int64) - piece.was_held
@@ -192,7 +208,7 @@ class StoredColumns:
         for group in np.unique(groups).tolist():
             rows, is_here = self.rows(group), groups == group
             rows.held += int(keys[is_here].sum())
-            if isinstance(rows, RocksMapRows):
+            if isinstance(rows, CachedMapRows):
                 rows.entries_held += int(entries[is_here].sum())
 
     # The bytes of rows
@@ -200,6 +216,7 @@ class StoredColumns:
     def _pack_names(self, database: Database, names: Sequence[pa.Array], groups: Ints) -> pa.Array:
         """Return the keys of names, or of the headers of maps, in a database."""
         prefix = database.prefix(self._table.name, 0)
+        # The key group is in the first two bytes.
         head = np.empty((len(groups), len(prefix)), np.uint8)
         head[:] = np.frombuffer(prefix, np.uint8)
         head[:, :2] = groups.astype(">u2").view(np.uint8).reshape(-1, 2)

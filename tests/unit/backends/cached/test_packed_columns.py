@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cairn.backends.cached.packed_columns import is_packable, pack_columns, unpack_column
 from cairn.backends.packing import Packing
-from cairn.backends.rocksdb.packed_columns import is_packable, pack_columns, unpack_column
 from cairn.types import parse_type
 from cairn.types.codec import codec
 

@@ -1,6 +1,6 @@
-"""A filter of the names that RocksDB has, in memory: a Bloom filter of fixed size.
+"""A filter of the names that the database has, in memory: a Bloom filter of fixed size.
 
-To ask RocksDB for a name that it lacks takes microseconds, even with the filters of its files.
+To ask the database for a name that it lacks takes microseconds, even with the filters of its files.
 Where most keys are new, this filter answers instead.
 
 Always true here:

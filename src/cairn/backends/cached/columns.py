@@ -1,19 +1,20 @@
-"""State of batches in arrays, as far as memory goes; the other rows are in RocksDB.
+"""State of batches in arrays, as far as memory goes; the other rows are in a database.
 
-As long as all of a state fits, RocksDB has none of it: reading, writing and bases are those of the
-heap. When it does not fit, its rows are written to RocksDB, and those that were used least recently
-leave the arrays. From then on the arrays are a cache: names that are not in them are read from
-RocksDB, a batch at a time, and rows that changed are handed to RocksDB when a base begins or memory
-is short.
+As long as all of a state fits, the arrays have all of it. When it does not fit, its rows are
+written to the database, and those that were used least recently leave the arrays. From then on the
+arrays are a cache: names that are not in them are read from the database, a batch at a time, and
+rows that changed are written when a base begins, or when memory is short if the database takes
+them at any time.
 
 Always true here:
-- a name that has a position is newest there, whether it has a value or not; RocksDB is asked for
-  all others, unless the table is whole;
-- `dirty` marks the positions whose committed content RocksDB lacks, `stored` those of which RocksDB
-  has a row;
-- rows leave the arrays between epochs only, when RocksDB has them;
-- a table that is read by ranges of entries is whole: RocksDB's rows are ordered by key. So are the
-  tables beside rows of joins (`mapped_rows`), of which RocksDB has none.
+- a name that has a position is newest there, whether it has a value or not; the database is asked
+  for all others, unless the table is whole;
+- `dirty` marks the positions whose committed content the database lacks and is not being given,
+  `stored` those of which the database has a row;
+- rows leave the arrays between epochs only, when the database has them, and none leave while
+  rows are being written;
+- a table that is read by ranges of entries is whole: the database's rows are ordered by key. So are
+  the tables beside rows of joins (`mapped_rows`), of which no database has any.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from cairn.backends.cached.database import Database
+from cairn.backends.cached.stored_columns import Stored, StoredColumns, Unwritten
 from cairn.backends.columnar.key_index import NameIndex
 from cairn.backends.columnar.name_parts import Ints
 from cairn.backends.columnar.spread import Array, Arrays, Columns, Form, grow
@@ -32,23 +35,22 @@ from cairn.backends.columnar.table import PIECE_ROWS, Bools, ColumnTable
 from cairn.backends.contract import Backend, Content
 from cairn.backends.heap.backend import empty_rows
 from cairn.backends.layout import MapLayout
-from cairn.backends.rocksdb.stored_columns import Stored, StoredColumns
 from cairn.key_groups import key_groups
 from cairn.state import Declaration
 from cairn.storage.manifest import Held
 from cairn.types.codec import Codec, Datum, Key
 
 if TYPE_CHECKING:
-    from cairn.backends.rocksdb.backend import RocksBackend
+    from cairn.backends.cached.backend import CachedBackend
 
 _POSITION_BYTES = 48
 """Flags, key group, number of the last use, and the places in the list of a key."""
 
 
 class SpillTable(ColumnTable):
-    """Value or map state in arrays over RocksDB."""
+    """Value or map state in arrays over a database."""
 
-    backend: RocksBackend
+    backend: CachedBackend
 
     def __init__(
         self, declaration: Declaration, key_type: pa.DataType, backend: Backend, group_count: int
@@ -60,6 +62,8 @@ class SpillTable(ColumnTable):
         """The arrays have all rows."""
         self._is_ranged = False
         self._below = StoredColumns(self, self.backend, self._types)
+        self._writing: Unwritten | None = None
+        """Rows that a base is writing."""
         self._tick = 0
         """Number of the running epoch, as far as the order of uses goes."""
         self.backend.columns[self.name] = self
@@ -101,7 +105,7 @@ class SpillTable(ColumnTable):
         return positions
 
     def _recall(self, names: list[pa.Array]) -> bool:
-        """Read names that have no position from RocksDB; False if all are of other subtasks."""
+        """Read names without a position from the database; False if all are of other subtasks."""
         _, firsts = NameIndex(self._types).place(names)
         names = [array.take(pa.array(firsts)) for array in names]
         groups = key_groups(names[0], self.keys.arrow, self._group_count)
@@ -118,7 +122,7 @@ class SpillTable(ColumnTable):
     def _take_in(
         self, names: Sequence[pa.Array], column: pa.Array, is_held: Bools, groups: Array
     ) -> None:
-        """Give new names the content that RocksDB has of them."""
+        """Give new names the content that the database has of them."""
         with self._lock:
             positions = self._load(names, self._form.split(column), groups, is_held)
             self._dirty[positions] = False
@@ -131,7 +135,7 @@ class SpillTable(ColumnTable):
         return super().entries_of(keys)
 
     def _recall_maps(self, keys: pa.Array) -> None:
-        """Read all entries of keys from RocksDB."""
+        """Read all entries of keys from the database."""
         unknown = np.flatnonzero(self._known_keys.find([keys]) < 0)
         if not len(unknown):
             return
@@ -147,7 +151,7 @@ class SpillTable(ColumnTable):
         self._known_keys.place([keys])
 
     def _take_in_new(self, names: list[pa.Array], column: pa.Array, groups: Array) -> None:
-        """Give those of the names that are not here the values that RocksDB has."""
+        """Give those of the names that are not here the values that the database has."""
         new = np.flatnonzero(self._index.find(names) < 0)
         if len(new):
             taken = pa.array(new)
@@ -170,25 +174,47 @@ class SpillTable(ColumnTable):
     def _make_whole(self) -> None:
         """Read all rows, and keep them from now on."""
         self._is_ranged = True
+        self._read_all()
+
+    def _read_all(self) -> None:
+        """Read all rows that are not here."""
         if self.is_whole:
             return
         for group in self.groups:
-            found = [
-                (key, entry, value)
-                for key, held in self._below.rows(group).items()
-                for entry, value in held.items()
-            ]
+            rows = self._below.rows(group).items()
+            if self.is_map:
+                found = [(key, e, value) for key, held in rows for e, value in held.items()]
+            else:
+                found = [(key, None, held) for key, held in rows]
             for start in range(0, len(found), PIECE_ROWS):
                 keys, entries, values = zip(*found[start : start + PIECE_ROWS], strict=True)
-                names = [self.keys.encode(list(keys)), self._entry_codec.encode(list(entries))]
+                names = [self.keys.encode(list(keys))]
+                if self.is_map:
+                    names.append(self._entry_codec.encode(list(entries)))
                 column = self.values.encode(list(values))
                 self._take_in_new(names, column, np.full(len(keys), group))
         self.is_whole = True
 
-    # Rows that RocksDB lacks
+    # Rows that the database lacks
 
     def collect(self) -> None:
-        """Write the committed rows that RocksDB lacks."""
+        """Write the committed rows that the database lacks."""
+        for database, at, pieces in self._unwritten():
+            self._below.write(database, pieces)
+            self._note_written(at)
+
+    def hand_over(self) -> Unwritten:
+        """Return the committed rows that the database lacks, for a base to write them."""
+        self._settle_writer()
+        assert self._writing is None, "one base at a time"
+        writing = self._writing = Unwritten(self._below)
+        for database, at, pieces in self._unwritten():
+            writing.parts.append((database, list(pieces)))
+            self._note_written(at)
+        return writing
+
+    def _unwritten(self) -> Iterator[tuple[Database, Ints, Iterator[Stored]]]:
+        """Yield the rows that the database lacks: their database, their positions, themselves."""
         count = len(self._index)
         dirty = np.flatnonzero(self._dirty[:count])
         if not len(dirty):
@@ -201,9 +227,25 @@ class SpillTable(ColumnTable):
         groups = self._groups[dirty].astype(np.int64)
         for database, places in self._below.prepare(groups, is_first=self.is_whole):
             at = dirty[places]
-            self._below.write(database, self._pieces_to_store(at, values))
-            self._dirty[at] = False
-            self._stored[at] = self._committed[at]
+            yield database, at, self._pieces_to_store(at, values)
+
+    def _note_written(self, at: Ints) -> None:
+        self._dirty[at] = False
+        self._stored[at] = self._committed[at]
+
+    def _settle_writer(self) -> None:
+        """See whether a base has written the rows that it was handed."""
+        writing = self._writing
+        if writing is None or not writing.is_over:
+            return
+        self._writing = None
+        if writing.is_written:
+            return
+        for _, pieces in writing.parts:
+            for piece in pieces:
+                positions = self._index.find(piece.names)
+                self._dirty[positions] = True
+                self._stored[positions] |= piece.was_held
 
     def _pieces_to_store(self, at: Ints, values: Columns) -> Iterator[Stored]:
         """Yield positions, which are by key group, in pieces of whole groups."""
@@ -222,16 +264,22 @@ class SpillTable(ColumnTable):
 
     def spill_if_full(self) -> None:
         """Keep the rows in memory that were used last. Called between epochs."""
+        self._settle_writer()
         size, size_max = self.nbytes, self.backend.table_bytes_max
         if size <= size_max or self._is_ranged or self.backend.run_tables:
             return
-        self.collect()
+        if self.backend.writes_at_once:
+            self.collect()
+        elif self._writing is not None or not self._below.is_used():
+            return  # The next base makes rows free to leave.
         count = len(self._index)
         kept_count = count * size_max // (2 * size)
         used = self._used[:count]
-        is_kept = np.zeros(count, np.bool_)
+        is_kept = self._dirty[:count].copy()
         if kept_count:
             is_kept[np.argpartition(used, count - kept_count)[count - kept_count :]] = True
+        if is_kept.all():
+            return
         with self._lock:
             self.is_whole = False
             self._retain(is_kept)
@@ -261,18 +309,20 @@ class SpillTable(ColumnTable):
 
     def _remove(self, is_gone: Callable[[Array], Array]) -> None:
         """Drop the rows of some key groups. Called between epochs, without pending changes."""
+        self.backend.cancel_base()
+        self._settle_writer()
         self.rollback()
         with self._lock:
             self._retain(~is_gone(self._groups[: len(self._index)]))
 
     def _note_rows(self) -> None:
-        """See whether RocksDB has rows of the table."""
+        """See whether the database has rows of the table."""
         if not self._below.is_used():
             self.is_whole = True
             self._below.forget_filter()
 
     def note_loaded(self) -> None:
-        """RocksDB has rows that were not read here."""
+        """The database has rows that were not read here."""
         self.is_whole = False
         self._below.forget_filter()
 
@@ -298,10 +348,12 @@ class SpillTable(ColumnTable):
         return positions
 
     def _lay_out(self) -> None:
-        self._retain(np.ones(len(self._index), np.bool_))
+        self._settle_writer()
+        if self._writing is None:
+            self._retain(np.ones(len(self._index), np.bool_))
 
     def _retain(self, is_kept: Bools) -> None:
-        """Assign positions again, to these names that have a value or that RocksDB must delete."""
+        """Assign positions again, to these names: with a value, or for the database to delete."""
         count = len(self._index)
         is_needed = self._committed[:count] | (self._dirty[:count] & self._stored[:count])
         held = np.flatnonzero(is_kept & is_needed)
@@ -315,6 +367,8 @@ class SpillTable(ColumnTable):
         return self._freeze() if self.is_whole else None
 
     def dump(self) -> Iterator[pa.RecordBatch]:
+        if not self.backend.writes_at_once:
+            self._read_all()
         if self.is_whole:
             return self._freeze()
         self.collect()
@@ -333,14 +387,14 @@ class SpillTable(ColumnTable):
         live, stored = self._live[:count], self._stored[:count]
         more = int(np.count_nonzero(live & ~stored)) - int(np.count_nonzero(stored & ~live))
         keys, entries = self._below.count()
-        # The entries per key are assumed to be those of RocksDB's rows.
+        # The entries per key are assumed to be those of the database's rows.
         keys_now = round(keys * (entries + more) / entries) if entries else more
         return Held(keys_now, entries + more)
 
     # Lookups, on other threads
 
     def look_up(self, places: Sequence[tuple[int, Key]], *, finished: bool) -> list[Content] | None:
-        # All of it: the running epoch may read a name from RocksDB meanwhile.
+        # All of it: the running epoch may read a name from the database meanwhile.
         with self._lock:
             found = super().look_up(places, finished=finished)
             if self.is_whole or found is None:

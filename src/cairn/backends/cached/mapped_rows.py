@@ -22,7 +22,7 @@ from cairn.backends.contract import Backend
 from cairn.state import Declaration
 
 if TYPE_CHECKING:
-    from cairn.backends.rocksdb.backend import RocksBackend
+    from cairn.backends.cached.backend import CachedBackend
 
 PAGE_BYTES_MIN = 1 << 20
 """Smaller pages stay in memory: they are joined with others soon."""
@@ -31,7 +31,7 @@ PAGE_BYTES_MIN = 1 << 20
 class MappedRowTable(RowTable):
     """Timed rows: in memory as far as it goes, then in files."""
 
-    backend: RocksBackend
+    backend: CachedBackend
 
     def __init__(
         self, declaration: Declaration, key_type: pa.DataType, backend: Backend, group_count: int

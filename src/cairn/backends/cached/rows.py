@@ -1,9 +1,9 @@
-"""Rows of a state and key group in RocksDB, and the part of them in memory.
+"""Rows of a state and key group in a database, and the part of them in memory.
 
     the rows object itself    contents read or changed lately, decoded (the young generation)
     old                       contents read or changed before that; dropped if memory is short
-    dirty                     changes that RocksDB does not have yet, as the overlay holds them
-    frozen                    changes that a writer is writing to RocksDB just now
+    dirty                     changes that the database does not have yet, as in the overlay
+    frozen                    changes that a writer is writing to the database just now
     database                  everything else
 
 Always true here:
@@ -19,9 +19,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, NoReturn, Protocol
 
+from cairn.backends.cached.database import Database, Op, after
 from cairn.backends.contract import ABSENT, Change, Content, Cursor
 from cairn.backends.packing import Packing, estimate_value_bytes
-from cairn.backends.rocksdb.database import Database, Op, after
 from cairn.types.codec import Key
 
 # The cost of a decoded value: its share of the dict, and small objects for key and value.
@@ -38,10 +38,9 @@ class Memory(Protocol):
 
     def add_cached(self, count: int) -> None: ...
     def add_dirty(self, count: int) -> None: ...
-    def flush(self) -> None: ...
 
 
-class RocksRows(dict[Key, Content]):
+class CachedRows(dict[Key, Content]):
     """Value, reducing and aggregating state; a cached None means that the key has no value."""
 
     __slots__ = (
@@ -94,7 +93,7 @@ class RocksRows(dict[Key, Content]):
         return self.held
 
     def __iter__(self) -> NoReturn:
-        raise TypeError("rows in RocksDB are iterated with items()")
+        raise TypeError("rows in a database are iterated with items()")
 
     def __missing__(self, key: Key) -> Content:
         if self.recall(key):
@@ -171,9 +170,16 @@ class RocksRows(dict[Key, Content]):
         self.add_cached(size + CACHED_ENTRY_BYTES * len(keys))
 
     def items(self) -> Iterator[tuple[Key, Content]]:  # type: ignore[override]
-        self.memory.flush()
+        # Before the database is read, as in `fill`.
+        changed = {**self.dirty, **self.frozen}
         if self.database is not None:
-            yield from scan_rows(self.database, self.prefix, self.packing)
+            for key, held in scan_rows(self.database, self.prefix, self.packing):
+                if key not in changed:
+                    yield key, held
+        for key in changed:
+            held = self.peek(key)
+            if held is not None:
+                yield key, held
 
     def get_many(self, keys: Sequence[Key]) -> list[Content]:
         self.load(keys)
@@ -246,6 +252,7 @@ class RocksRows(dict[Key, Content]):
         """Estimate from a sample by how much changes raise the number of keys."""
         step = max(1, len(changes) // COUNT_SAMPLE)
         sample = list(islice(changes.items(), 0, None, step))
+        self.load([key for key, _ in sample])
         more = sum((value is not None) - (self[key] is not None) for key, value in sample)
         return round(len(changes) * more / len(sample)) if sample else 0
 

@@ -1,4 +1,4 @@
-"""Map and list state in RocksDB: rows that hold a view of each key's entries or items.
+"""Map and list state in a database: rows that hold a view of each key's entries or items.
 
 Map state has a header per key (the number of entries) and a row per entry; list state a header
 (the number of items) and a row per item. A key without a header has no content.
@@ -14,17 +14,17 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from cairn.backends.contract import ABSENT, Change, Content
-from cairn.backends.packing import Packing, decode, encode, estimate_value_bytes
-from cairn.backends.rocksdb.database import Op
-from cairn.backends.rocksdb.rows import (
+from cairn.backends.cached.database import Op
+from cairn.backends.cached.rows import (
     CACHED_ENTRY_BYTES,
     DIRTY_ENTRY_BYTES,
     OPS_KEYS,
+    CachedRows,
     Memory,
-    RocksRows,
     pieces,
 )
+from cairn.backends.contract import ABSENT, Change, Content
+from cairn.backends.packing import Packing, decode, encode, estimate_value_bytes
 from cairn.types.codec import Datum, Key
 from cairn.types.codec.core import Values
 
@@ -39,7 +39,7 @@ class MapView(Mapping[Key, Datum]):
 
     __slots__ = ("count", "key_bytes", "known", "rows", "whole")
 
-    def __init__(self, rows: RocksMapRows, key_bytes: bytes, count: int) -> None:
+    def __init__(self, rows: CachedMapRows, key_bytes: bytes, count: int) -> None:
         self.rows = rows
         self.key_bytes = key_bytes
         self.count = count
@@ -119,7 +119,7 @@ class MapView(Mapping[Key, Datum]):
                 known[entry] = value
 
 
-class RocksMapRows(RocksRows):
+class CachedMapRows(CachedRows):
     """Map state: the cache holds views. Changes are (number of entries, {entry: value})."""
 
     __slots__ = ("entries_held",)
@@ -254,7 +254,7 @@ class ListView(Sequence[Datum]):
 
     __slots__ = ("below", "key_bytes", "rows", "tail")
 
-    def __init__(self, rows: RocksListRows, key_bytes: bytes, count: int) -> None:
+    def __init__(self, rows: CachedListRows, key_bytes: bytes, count: int) -> None:
         self.rows = rows
         self.key_bytes = key_bytes
         self.below = count
@@ -304,7 +304,7 @@ class ListView(Sequence[Datum]):
             self.tail += added
 
 
-class RocksListRows(RocksMapRows):
+class CachedListRows(CachedMapRows):
     """List state: the cache holds views. Changes are (start, added)."""
 
     __slots__ = ()
@@ -392,8 +392,8 @@ def _merge(change: ListChange | None, later: ListChange) -> ListChange:
     return first, items
 
 
-ROWS: dict[str, type[RocksRows]] = {"map": RocksMapRows, "list": RocksListRows}
+ROWS: dict[str, type[CachedRows]] = {"map": CachedMapRows, "list": CachedListRows}
 
 
-def make_rows(name: str, packing: Packing, memory: Memory, group: int) -> RocksRows:
-    return ROWS.get(packing.kind, RocksRows)(name, packing, memory, group)
+def make_rows(name: str, packing: Packing, memory: Memory, group: int) -> CachedRows:
+    return ROWS.get(packing.kind, CachedRows)(name, packing, memory, group)

@@ -12,12 +12,12 @@ import pyarrow as pa
 import pytest
 
 from cairn import state
+from cairn.backends.cached.columns import SpillTable
+from cairn.backends.cached.mapped_rows import MappedRowTable
 from cairn.backends.contract import BaseTarget
 from cairn.backends.files import open_rows
 from cairn.backends.handles import make_batch_handle, make_batch_table
 from cairn.backends.rocksdb.backend import RocksBackend
-from cairn.backends.rocksdb.columns import SpillTable
-from cairn.backends.rocksdb.mapped_rows import MappedRowTable
 from cairn.backends.timed_rows import TimedRows
 from cairn.key_groups import key_groups
 from cairn.storage.manifest import FileRef

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cairn.backends.rocksdb.name_filter import NameFilter
+from cairn.backends.cached.name_filter import NameFilter
 
 
 def hashes(count: int, seed: int) -> np.ndarray:

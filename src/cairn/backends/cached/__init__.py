@@ -1,0 +1,1 @@
+"""State in a database, with a part of it in memory."""

@@ -1,0 +1,1 @@
+"""State in PostgreSQL: rows with versions."""

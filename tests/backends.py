@@ -1,0 +1,50 @@
+"""The backends that suites run over: those of `BACKENDS`, and those in real servers."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from typing import Any
+
+from cairn.backends import BACKENDS, Backend, BaseTarget, make_backend
+from cairn.backends.cached.backend import CachedBackend
+from cairn.backends.postgres.backend import PostgresBackend
+from cairn.backends.rocksdb.backend import RocksBackend
+from cairn.storage.files import StateFile
+from cairn.storage.store import open_store
+from tests import servers
+
+_epochs = itertools.count(2)
+ALL = [*BACKENDS, "postgres"]
+
+
+def backend_name(name: str) -> str:
+    """Return what `job.start(backend=)` takes: of a server the URL of its database."""
+    return servers.state_database() if name == "postgres" else name
+
+
+def make(name: str, directory: str, memory_bytes: int, **facts: Any) -> Backend:
+    return make_backend(backend_name(name), directory, memory_bytes, **facts)
+
+
+def take_to_database(backend: Backend, groups: range = range(128)) -> None:
+    """Write everything where the backend has a database, and drop it from memory."""
+    if isinstance(backend, PostgresBackend):
+        write_base(backend, groups=groups)
+    elif isinstance(backend, RocksBackend):
+        backend.flush()
+    if isinstance(backend, CachedBackend):
+        for rows in backend.all_rows():
+            rows.rotate()
+            rows.rotate()
+
+
+def write_base(backend: Backend, term: int = 1, groups: range = range(128)) -> StateFile:
+    """Write a base of an epoch that is newer than all before."""
+    base = backend.begin_base({}, groups)
+    with tempfile.TemporaryDirectory() as scratch:
+        target = BaseTarget(open_store("memory:"), term, "op", next(_epochs), scratch, 0)
+        try:
+            return base.write(target, lambda: None)
+        finally:
+            base.close()
