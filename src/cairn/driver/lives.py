@@ -91,7 +91,13 @@ class Lives(Generic[L]):
         self._leadership: Leadership | None = None
         if options.ha is not None:
             self._leadership = open_leadership(options.ha, store=open_store(options.checkpoint))
-        self._member = Member(identity=new_id(), host=os.uname().nodename, pid=os.getpid(), url=url)
+        self._member = Member(
+            identity=new_id(),
+            host=os.uname().nodename,
+            pid=os.getpid(),
+            url=url,
+            standby=options.standby,
+        )
         self._grant: Grant | None = None
         self._terms: set[int] = set()
         """The terms in which this process has led."""
@@ -136,9 +142,12 @@ class Lives(Generic[L]):
 
     def leader(self) -> Member | None:
         """Return the member that leads the job, this one if it does; None if nobody is known."""
-        if self._grant is not None and not self._grant.lost.is_set():
+        grant = self._grant
+        if grant is not None and not grant.lost.is_set():
             return self._member
-        return None if self._leadership is None else self._leadership.leader()
+        if self._leadership is None or self.ended.is_set():
+            return None
+        return self._leadership.leader()
 
     # From the user's threads
 
@@ -208,7 +217,7 @@ class Lives(Generic[L]):
                 f"no standby of job {self._graph.name!r} could take over\n"
                 "  next: start another driver with the same ha= and checkpoint"
             )
-        chosen = min(able, key=lambda member: member.standby != "hot")
+        chosen = min(able, key=lambda member: (member.standby != "hot", -(member.epoch or 0)))
         self._successor, self._is_resigning = chosen.identity, True
         self.life.engine.stop()
         return chosen
@@ -271,16 +280,22 @@ class Lives(Generic[L]):
     def _next_life(self) -> None:
         """Wait for the lead and start; a start that may succeed later is repeated."""
         while True:
-            standby = self._stand_by() if self._leadership is not None else None
-            grant = self._grant
-            self._restarts.begin()
+            standby: Standby | None = None
+            grant: Grant | None = None
             try:
+                if self._leadership is not None:
+                    standby = self._stand_by()
+                    grant = self._grant
+                self._restarts.begin()
                 self._check_stopping()
                 life = self._begin_life(standby, grant)
                 if grant is not None:
                     _watch(grant, life.engine)
                     self._count_failover(life.engine)
                 self.life, self.waits_as = life, None
+                if self._stopping.is_set():
+                    # `stop` came while the life began, and has not seen it.
+                    life.engine.stop()
                 return
             except Exception as error:
                 if standby is not None:
@@ -304,7 +319,7 @@ class Lives(Generic[L]):
         standby = Standby(self._graph, self._options)
         granted = threading.Event()
         try:
-            standby.start_slots()
+            standby.begin(granted)
             member = self._describe(standby)
             threading.Thread(
                 target=self._keep_described,
@@ -320,6 +335,7 @@ class Lives(Generic[L]):
             if self._grant is None:
                 self._stopping.set()
                 raise StoppedInStandbyError
+            logger.info("this driver is granted the lead", extra={"job": self._graph.name})
         except BaseException:
             standby.close()
             raise
@@ -329,18 +345,20 @@ class Lives(Generic[L]):
 
     def _describe(self, standby: Standby) -> Member:
         self._member = msgspec.structs.replace(
-            self._member, since_ms=clock_ms(), refusal=standby.refusal()
+            self._member, since_ms=clock_ms(), refusal=standby.refusal(), epoch=standby.epoch
         )
         return self._member
 
     def _keep_described(self, standby: Standby, granted: threading.Event) -> None:
-        """Show the others whether this program could continue the job, while it waits."""
+        """Show the others if this program could continue the job, and from which epoch."""
         assert self._leadership is not None, "only a group has standbys"
         while not granted.wait(STANDBY_S):
-            refusal = standby.refusal()
-            if refusal != self._member.refusal and not granted.is_set():
-                self._member = msgspec.structs.replace(self._member, refusal=refusal)
-                self._leadership.update(self._member)
+            member = msgspec.structs.replace(
+                self._member, refusal=standby.refusal(), epoch=standby.epoch
+            )
+            if member != self._member and not granted.is_set():
+                self._member = member
+                self._leadership.update(member)
 
     def _resign(self, to: str | None = None) -> None:
         grant, self._grant = self._grant, None
@@ -361,9 +379,11 @@ class Lives(Generic[L]):
             self._leadership.close()
 
     def _finish(self) -> None:
-        self._close_group()
-        self.ended.set()
-        self._on_end()
+        try:
+            self._close_group()
+        finally:
+            self.ended.set()
+            self._on_end()
 
 
 def _watch(grant: Grant, engine: Engine) -> None:

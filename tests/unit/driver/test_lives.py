@@ -14,6 +14,7 @@ from cairn.driver import lives as module
 from cairn.driver.coordinator.leadership.base import Member
 from cairn.driver.lives import Lives
 from cairn.driver.options import Options
+from cairn.driver.restarts import parse_restart
 from cairn.errors import CommitConflictError, EpochError, PlanError
 
 GRAPH: Any = SimpleNamespace(name="job")
@@ -95,11 +96,14 @@ class World:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
         self.group, self.engines, self.failures = Group(), [], []
         self.standbys_closed = self.ends = 0
+        self.is_slow: threading.Event | None = None
         world = self
 
         class Standby:
+            epoch = None
+
             def __init__(self, *_: Any) -> None: ...
-            def start_slots(self) -> None: ...
+            def begin(self, granted: threading.Event) -> None: ...
             def refusal(self) -> None: ...
             def close(self) -> None:
                 world.standbys_closed += 1
@@ -120,6 +124,8 @@ class World:
             raise self.failures.pop(0)
         self.engines.append(Engine(term=len(self.engines)))
         self.began.release()
+        if self.is_slow is not None:
+            assert self.is_slow.wait(10)
         return SimpleNamespace(engine=self.engines[-1])
 
     def note_end(self) -> None:
@@ -201,6 +207,39 @@ def test_a_run_that_is_stopped_in_standby_leads_nothing(monkeypatch: pytest.Monk
     assert (world.lives.status, world.lives.ended_as) == ("stopped", "stopped")
 
 
+def test_a_run_that_is_stopped_while_its_next_life_begins_ends_that_life(led: World) -> None:
+    led.is_slow = threading.Event()
+    led.group.grants[0].lost.set()
+    led.group.may_lead.release()
+    second = led.await_life()
+    stopping = threading.Thread(target=led.lives.stop)
+    stopping.start()
+    while not led.lives._stopping.is_set():
+        threading.Event().wait(0.01)
+    led.is_slow.set()
+    stopping.join(10)
+    assert second.ended_as == "stopped" and led.lives.ended.is_set()
+
+
+def test_a_standby_that_cannot_be_made_now_is_made_after_a_pause(
+    led: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, failures = module.Standby, [OSError("the store is away")]
+
+    def make(*options: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return made(*options)
+
+    monkeypatch.setattr(module, "Standby", make)
+    led.lives._restarts.policy = parse_restart("fixed(1, 10 ms)")
+    led.group.grants[0].lost.set()
+    led.group.may_lead.release()
+    led.await_life()
+    assert not failures and led.lives.restarts == 1
+    led.lives.stop()
+
+
 def test_the_lead_is_passed_to_a_standby_that_would_not_be_refused(led: World) -> None:
     with pytest.raises(EpochError, match="no standby"):
         led.lives.resign()
@@ -209,8 +248,9 @@ def test_the_lead_is_passed_to_a_standby_that_would_not_be_refused(led: World) -
     with pytest.raises(EpochError, match="no standby"):
         led.lives.resign()
     warm = Member(identity="warm", host="b", pid=2)
-    hot = Member(identity="hot", host="c", pid=3, standby="hot")
-    led.group.others = [refused, warm, hot]
+    behind = Member(identity="behind", host="c", pid=3, standby="hot", epoch=3)
+    hot = Member(identity="hot", host="c", pid=3, standby="hot", epoch=7)
+    led.group.others = [refused, warm, behind, hot]
     assert led.lives.resign() is hot
     await_status(led.lives, "standby")
     assert led.group.grants[0].resigned_to == ["hot"]
