@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import collections
 import secrets
+import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 from pyspark.accumulators import AccumulatorParam
@@ -255,6 +257,31 @@ class SparkDriver:
         """
         with self._acting:
             return self._execute(rows, begin)
+
+    def rehearse(self) -> None:
+        """Run a streaming query of one batch that nobody reads, in a folder of its own.
+
+        Spark loads and compiles what the query of a run needs, while the run waits for the lead.
+        """
+        done = threading.Event()
+
+        def run_batch(rows: DataFrame, batch_id: int) -> None:
+            rows.limit(0).collect()
+            done.set()
+
+        with tempfile.TemporaryDirectory(prefix="cairn-rehearsal-") as folder:
+            query = (
+                self.spark.readStream.format("rate")
+                .load()
+                .writeStream.foreachBatch(run_batch)
+                .option("checkpointLocation", Path(folder).as_uri())
+                .queryName(f"{QUERY_PREFIX}{self.graph.name}-{self.run_id[:8]}-rehearsal")
+                .start()
+            )
+            try:
+                done.wait(START_PATIENCE_S)
+            finally:
+                query.stop()
 
     def follow(self, begin: Begin) -> None:
         """Have the slots of a standby follow an epoch, by the plan of an epoch without rows."""

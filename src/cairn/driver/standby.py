@@ -24,6 +24,8 @@ from cairn.storage.manifest import Epoch
 if TYPE_CHECKING:
     from cairn.driver.spark_driver import SparkDriver
 
+REHEARSE_AFTER_S = 0.5
+
 
 class Standby:
     """One program that waits for the lead."""
@@ -55,8 +57,15 @@ class Standby:
         """Start the slots in the background, and follow the job until the lead is granted."""
         self.driver.start_slots(range(self.prepared.parallelism))
         threading.Thread(
-            target=self._follower.run, args=(granted,), daemon=True, name="cairn-follower"
+            target=self._follow, args=(granted,), daemon=True, name="cairn-follower"
         ).start()
+
+    def _follow(self, granted: threading.Event) -> None:
+        # A driver that leads at once has no time for a rehearsal.
+        if not granted.wait(REHEARSE_AFTER_S):
+            with suppress(Exception):
+                self.driver.rehearse()
+        self._follower.run(granted)
 
     def refusal(self) -> str | None:
         """Return why this program could not continue the job now; None if it could.
