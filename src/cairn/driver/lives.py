@@ -101,8 +101,8 @@ class Lives(Generic[L]):
         self._grant: Grant | None = None
         self._terms: set[int] = set()
         """The terms in which this process has led."""
-        self._successor: str | None = None
-        self._is_resigning = False
+        self._passed_on: tuple[L, str] | None = None
+        """The life that ends because it was told to resign, and its successor."""
         self._stopping = threading.Event()
         self._is_raised = False
 
@@ -206,7 +206,8 @@ class Lives(Generic[L]):
 
     def resign(self) -> Member:
         """Finish the epoch, pass the lead on, and wait as a standby; return the successor."""
-        if self._leadership is None or self._grant is None or self.life is None:
+        life = self.life
+        if self._leadership is None or self._grant is None or life is None:
             raise EpochError(
                 f"the run of job {self._graph.name!r} does not lead a group\n"
                 "  next: start it with ha=, on two machines"
@@ -218,8 +219,8 @@ class Lives(Generic[L]):
                 "  next: start another driver with the same ha= and checkpoint"
             )
         chosen = min(able, key=lambda member: (member.standby != "hot", -(member.epoch or 0)))
-        self._successor, self._is_resigning = chosen.identity, True
-        self.life.engine.stop()
+        self._passed_on = life, chosen.identity
+        life.engine.stop()
         return chosen
 
     # Between lives
@@ -243,9 +244,10 @@ class Lives(Generic[L]):
 
     def _goes_on(self, error: BaseException | None) -> bool:
         """Decide after a life: True if another one follows, after its pause."""
-        if self._is_resigning:
-            self._resign(self._successor)
-            self._successor, self._is_resigning = None, False
+        passed_on, self._passed_on = self._passed_on, None
+        # A life may have ended by itself before it was told to: that was another one.
+        if passed_on is not None and passed_on[0] is self.life:
+            self._resign(passed_on[1])
             return not self._stopping.is_set()
         is_fenced = isinstance(error, CommitConflictError)
         self._resign()
@@ -337,10 +339,10 @@ class Lives(Generic[L]):
                 raise StoppedInStandbyError
             logger.info("this driver is granted the lead", extra={"job": self._graph.name})
         except BaseException:
+            granted.set()
             standby.close()
             raise
-        finally:
-            granted.set()
+        granted.set()
         return standby
 
     def _describe(self, standby: Standby) -> Member:
@@ -391,7 +393,8 @@ def _watch(grant: Grant, engine: Engine) -> None:
 
     def wait() -> None:
         while not engine.ended.is_set():
-            if grant.lost.wait(0.5):
+            # A life that has ended has given its grant up.
+            if grant.lost.wait(0.5) and not engine.ended.is_set():
                 engine.abandon()
                 return
 

@@ -14,6 +14,7 @@ import collections
 import secrets
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -67,6 +68,7 @@ from cairn.worker.forward import BEGIN_PROPERTY, Forward
 
 DESCRIPTION = "spark.job.description"
 START_PATIENCE_S = 10.0
+REHEARSED_BATCHES = 3
 
 
 class _Reports(AccumulatorParam[list[bytes]]):  # type: ignore[misc]
@@ -258,20 +260,28 @@ class SparkDriver:
         with self._acting:
             return self._execute(rows, begin)
 
-    def rehearse(self) -> None:
-        """Run a streaming query of one batch that nobody reads, in a folder of its own.
+    def rehearse(self, stop: threading.Event) -> None:
+        """Run a few batches of a streaming query that nobody reads, in a folder of its own.
 
         Spark loads and compiles what the query of a run needs, while the run waits for the lead.
+        `stop` ends it early.
         """
         done = threading.Event()
 
+        def same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            yield from batches
+
         def run_batch(rows: DataFrame, batch_id: int) -> None:
-            rows.limit(0).collect()
-            done.set()
+            set_epoch_config(rows.sparkSession)
+            spread = rows.repartition(self.parallelism, "value")
+            spread.mapInArrow(same, "timestamp timestamp, value long").collect()
+            if batch_id >= REHEARSED_BATCHES:
+                done.set()
 
         with tempfile.TemporaryDirectory(prefix="cairn-rehearsal-") as folder:
             query = (
                 self.spark.readStream.format("rate")
+                .option("rowsPerSecond", 1000)
                 .load()
                 .writeStream.foreachBatch(run_batch)
                 .option("checkpointLocation", Path(folder).as_uri())
@@ -279,7 +289,10 @@ class SparkDriver:
                 .start()
             )
             try:
-                done.wait(START_PATIENCE_S)
+                deadline_s = time.monotonic() + START_PATIENCE_S
+                while not done.wait(0.05) and not stop.is_set():
+                    if time.monotonic() > deadline_s:
+                        break
             finally:
                 query.stop()
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from cairn.driver.spark_driver import SparkDriver
 
 REHEARSE_AFTER_S = 0.5
+CLOSE_PATIENCE_S = 10.0
 
 
 class Standby:
@@ -43,6 +44,7 @@ class Standby:
             parallelism=self.prepared.parallelism,
             run_id=self.prepared.run_id,
         )
+        self._following: threading.Thread | None = None
         self._coordinator = make_coordinator(graph, options, self.prepared)
         self._follower = Follower(
             self._coordinator, self.driver.follow, self._check, is_hot=options.standby == "hot"
@@ -56,15 +58,16 @@ class Standby:
     def begin(self, granted: threading.Event) -> None:
         """Start the slots in the background, and follow the job until the lead is granted."""
         self.driver.start_slots(range(self.prepared.parallelism))
-        threading.Thread(
+        self._following = threading.Thread(
             target=self._follow, args=(granted,), daemon=True, name="cairn-follower"
-        ).start()
+        )
+        self._following.start()
 
     def _follow(self, granted: threading.Event) -> None:
         # A driver that leads at once has no time for a rehearsal.
         if not granted.wait(REHEARSE_AFTER_S):
             with suppress(Exception):
-                self.driver.rehearse()
+                self.driver.rehearse(granted)
         self._follower.run(granted)
 
     def refusal(self) -> str | None:
@@ -86,6 +89,9 @@ class Standby:
         check_prepared(epoch, self._graph, self._options, self._coordinator)
 
     def close(self) -> None:
-        """End the slots of a program that will not lead."""
+        """End the slots of a program that will not lead. It follows no more."""
+        if self._following is not None:
+            # A message on its way would start slots again.
+            self._following.join(CLOSE_PATIENCE_S)
         with suppress(Exception):
             self.driver.say_goodbye()
