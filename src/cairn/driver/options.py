@@ -72,6 +72,11 @@ def check_options(graph: Graph, options: Options, spark: SparkSession) -> int:
         raise PlanError(f"on_stop must be 'retain' or 'delete', found {options.on_stop!r}")
     if options.standby not in ("warm", "hot"):
         raise PlanError(f"standby must be 'warm' or 'hot', found {options.standby!r}")
+    if options.standby == "hot" and options.ha is None:
+        raise PlanError(
+            "standby='hot' is for a driver of a group, and this run has none\n"
+            "  next: pass ha= as well, such as 'store:'"
+        )
     check_guarantee(options.guarantee, options.checkpoint_every)
     if options.commit_timeout is not None:
         duration_ms(options.commit_timeout, "commit_timeout")
