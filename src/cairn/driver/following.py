@@ -38,13 +38,14 @@ class Follower:
     def __init__(
         self,
         coordinator: Coordinator,
-        follow: Callable[[Begin], None],
+        follow: Callable[[Begin, Callable[[], bool]], None],
         check: Callable[[Epoch], object],
         *,
         is_hot: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`follow` has the slots act on a message; `check` refuses epochs that do not fit.
+        """`follow` has the slots act on a message, unless its second argument returns False by
+        then; `check` refuses epochs that do not fit.
 
         The coordinator leads nothing: it has the states and the parallelism of the program.
         """
@@ -59,10 +60,12 @@ class Follower:
         self._last: int | None = None
         """The newest record when slots were last sent a message."""
         self._followed_s = float("-inf")
+        self._stop = threading.Event()
 
     def run(self, stop: threading.Event) -> None:
         """Follow until `stop` is set; a try that fails is repeated."""
         failed = 0
+        self._stop = stop
         while not stop.is_set():
             try:
                 self.look()
@@ -86,7 +89,11 @@ class Follower:
         newest = self._log.newest_epoch()
         if newest is not None:
             self._check(newest)
-        self._follow(self._message(last, newest if self._is_hot else None))
+        message = self._message(last, newest if self._is_hot else None)
+        # Asked after the log was read: a message in the term of the own takeover is never sent.
+        if self._stop.is_set():
+            return False
+        self._follow(message, lambda: not self._stop.is_set())
         if self._followed_s == float("-inf"):
             logger.info("standby: the slots are ready")
         self._last, self._followed_s = last, self._clock()

@@ -296,11 +296,16 @@ class SparkDriver:
             finally:
                 query.stop()
 
-    def follow(self, begin: Begin) -> None:
-        """Have the slots of a standby follow an epoch, by the plan of an epoch without rows."""
+    def follow(self, begin: Begin, is_needed: Callable[[], bool]) -> None:
+        """Have the slots of a standby follow an epoch, by the plan of an epoch without rows.
+
+        Nothing is sent if the run leads by the time of its turn.
+        """
         if not self.graph.needs_slots:
             return
         with self._acting:
+            if not is_needed():
+                return
             rows = self._no_rows()
             try:
                 with self._message_to_tasks(begin, f"standby at record {begin.epoch - 1}"):

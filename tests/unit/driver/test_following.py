@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -29,7 +30,8 @@ class Standby:
             coordinator, self.follow, self.check, is_hot=is_hot, clock=lambda: self.clock_s
         )
 
-    def follow(self, begin: Begin) -> None:
+    def follow(self, begin: Begin, is_needed: Callable[[], bool]) -> None:
+        assert is_needed()
         if self.errors:
             raise self.errors.pop()
         self.sent.append(begin)
@@ -116,11 +118,10 @@ def test_a_try_that_fails_is_repeated_and_meanwhile_no_epoch_is_held(
     commit(checkpoint, tmp_path)
     follow = standby.follow
 
-    def note(begin: Begin) -> None:
+    def note(begin: Begin, is_needed: Callable[[], bool]) -> None:
         held.append(standby.follower.epoch)
-        if len(held) == 2:
-            stop.set()
-        follow(begin)
+        follow(begin, is_needed)
+        stop.set()
 
     monkeypatch.setattr(standby.follower, "_follow", note)
     standby.follower.run(stop)
@@ -141,3 +142,21 @@ def test_an_empty_checkpoint_is_not_followed() -> None:
     for path in [found.path for found in standby.follower._log.store.list("")]:
         standby.follower._log.store.delete([path])
     assert not standby.follower.look()
+
+
+def test_nothing_is_sent_once_the_lead_is_granted(
+    checkpoint: Checkpoint, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The takeover may come between two reads of the log."""
+    standby, granted = Standby(checkpoint), threading.Event()
+    commit(checkpoint, tmp_path)
+    message = standby.follower._message
+
+    def take_over_first(*about: Any) -> Begin:
+        granted.set()
+        Log(checkpoint.store).take_over(host="", pid=0, wall_ms=0)
+        return message(*about)
+
+    monkeypatch.setattr(standby.follower, "_message", take_over_first)
+    standby.follower.run(granted)
+    assert standby.sent == []
