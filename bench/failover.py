@@ -247,16 +247,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--drive", help=argparse.SUPPRESS)
     parser.add_argument("--quick", action="store_true", help="a trial: small, one of each")
-    parser.add_argument("--keys", type=int, nargs="*", default=[0, 1_000_000, 5_000_000])
-    parser.add_argument("--backends", nargs="*", default=["heap", "rocksdb"])
+    parser.add_argument("--keys", type=int, nargs="*")
+    parser.add_argument("--backends", nargs="*")
     parser.add_argument("--groups", nargs="*", default=["store", "zookeeper"])
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int)
     options = parser.parse_args()
     if options.drive:
         drive(json.loads(options.drive))
         return
-    if options.quick:
-        options.keys, options.backends, options.repeats = [0, 100_000], ["heap"], 1
+    is_quick = options.quick
+    options.keys = options.keys or ([0, 100_000] if is_quick else [0, 1_000_000, 5_000_000])
+    options.backends = options.backends or (["heap"] if is_quick else ["heap", "rocksdb"])
+    options.repeats = options.repeats or (1 if is_quick else 3)
     server = ZooKeeper() if "zookeeper" in options.groups else None
     try:
         found = []

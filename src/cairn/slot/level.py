@@ -241,11 +241,12 @@ class LevelRuntime:
         uid = holding.uid
         groups = holding.own(subtask, begin.parallelism)
         version = mine.versions[uid]
-        if not holding.is_at(version, groups):
+        missing: list[range] = []
+        is_here = holding.is_at(version, groups)
+        if not is_here:
             # Before anything of it changes: what is being written is of the state that was.
             self.compactor.cancel(uid)
-        if not holding.is_at(version, groups) and self._catch_up(holding, begin, groups):
-            missing: list[range] = []
+        if not is_here and version != EMPTY_VERSION and self._catch_up(holding, begin, groups):
             self.restored = True
             crash_point("slot.restored")
         else:

@@ -100,7 +100,8 @@ def catch_up(
 def is_ancestor(log: Log, number: int, epoch: Epoch) -> bool:
     """True if an epoch descends from the one with this number, as far as the log still has it."""
     try:
-        while epoch.number > number and epoch.parent is not None:
+        # A branch's first epoch has a parent in another log, with any number.
+        while epoch.parent is not None and number < epoch.number > epoch.parent:
             epoch = log.epoch(epoch.parent)
     except RestoreError:
         return False
