@@ -1,4 +1,4 @@
-"""The demo: kill a slot and two drivers in mid-epoch, and count every payment.
+"""The demo: kill a slot and two drivers, and count every payment.
 
 A stream of payments arrives as files. The fraud job (examples/fraud.py) runs in a child
 process. A slot is killed, later the whole driver, each while an epoch is under way, and the driver

@@ -190,11 +190,11 @@ class Play:
         stage.print_event(f"second act: a hot standby is started, pid {standby.pid}")
         stage.set_step("the standby starts Spark and restores the state")
         self._until(lambda: watch.find_standby(standby.pid) is not None, "the standby")
-        self._arrivals.release()
-        self._busy_slot()
         pid, term = self._driver.pid, self._term()
         self._driver.kill()
         killed_s, self._driver = time.monotonic(), standby
+        # Not before: the driver that dies must not have them all.
+        self._arrivals.release()
         stage.print_event(f"SIGKILL driver (pid {pid}); nobody starts it again", "kill")
         stage.set_step("the standby notices that the driver is gone")
         self._until(lambda: self._term() > term, "the standby's first epoch")
