@@ -228,6 +228,25 @@ def _snapshots() -> list[Row]:
             ", ".join(f"{facts['seconds']:.2f} × ({name})" for name, facts in aged.items()),
             "`bench/recovery.py`",
         ),
+        *_fail_over(),
+    ]
+
+
+def _fail_over() -> list[Row]:
+    """Return the row of fail-overs, once they were measured."""
+    if not (HERE / "results" / "failover.json").exists():
+        return []
+    measured = result("failover")
+    ratio, total_s = measured["of_cold"], measured["total_s_max"]
+    largest = _millions(max(case["keys"] for case in measured["cases"]))
+    return [
+        (
+            f"From SIGKILL of the driver to the next epoch, up to {largest} keys, with a session "
+            f"of {measured['session']}: hot standby, warm standby",
+            f"{ratio['hot']:.2f} × and {ratio['warm']:.2f} × a restart at once; at most "
+            f"{total_s['hot']:.1f} s and {total_s['warm']:.1f} s",
+            "`bench/failover.py`",
+        )
     ]
 
 

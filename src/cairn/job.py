@@ -158,6 +158,7 @@ class Job:
         commit_timeout: Duration | None = None,
         serve: Serve | str | bool | None = None,
         ha: str | None = None,
+        standby: Literal["warm", "hot"] = "warm",
         restart: str = "none",
     ) -> Run:
         """Run the job, from its newest epoch if the checkpoint has one.
@@ -193,10 +194,12 @@ class Job:
 
         `ha` names a group of drivers ("store:", "zookeeper://host:2181/path" or
         "kubernetes:lease/NAME"): one of them runs the job, and the others wait. `start` returns
-        when this one leads; if it loses the lead later, it waits again. `restart` says when a run
-        that failed begins again: "none", "fixed(3, 10 seconds)", "exponential(1 second, 5
-        minutes)" or "rate(5 per 10 minutes)". A failure that repetition cannot fix ends the run
-        all the same.
+        when this one leads; if it loses the lead later, it waits again. While it waits, Spark and
+        its slots are running; with `standby="hot"` the slots also follow the state, epoch by epoch.
+
+        `restart` says when a run that failed begins again: "none", "fixed(3, 10 seconds)",
+        "exponential(1 second, 5 minutes)" or "rate(5 per 10 minutes)". A failure that repetition
+        cannot fix ends the run all the same.
         """
         from cairn.driver.options import Options
         from cairn.run import Run
@@ -224,6 +227,7 @@ class Job:
                 commit_timeout=commit_timeout,
                 serve=as_serve(serve),
                 ha=ha,
+                standby=standby,
                 restart=restart,
             ),
         )

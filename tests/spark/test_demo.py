@@ -78,11 +78,12 @@ def played(
     return folder, ended.value.code, printed.getvalue()
 
 
-def test_demo_kills_a_slot_and_the_driver_and_loses_nothing(played: tuple[Path, int, str]) -> None:
+def test_demo_kills_a_slot_and_two_drivers_and_loses_nothing(played: tuple[Path, int, str]) -> None:
     folder, code, printed = played
     assert code == 0, printed
     assert "60,000 events in, 60,000 counted, 0 lost, 0 duplicated" in printed
     assert "killed in mid-epoch: 1 slot, 1 driver" in printed
+    assert "the standby goes on with epoch" in printed
     assert "\x1b" not in printed
     assert processes_of(folder) == []
 

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from cairn import Job, KeyedProcess, sinks
+from cairn.driver.coordinator.leadership.in_store import StoreLeadership
 from cairn.errors import EpochError
+from cairn.storage.store import open_store
 from tests.spark.live import Undisturbed
 from tests.spark.programs.ledger import build, payments
 from tests.spark.support import Input, Program, by_id, epochs, finish, published, stored_state
@@ -87,6 +89,43 @@ def test_a_standby_continues_the_job_of_a_leader_that_was_killed(spark, undistur
     assert reports[-1]["end"] == "finished", standby.errors[-2000:]
     assert terms(tmp_path) == 2
     check(undisturbed, tmp_path)
+
+
+def test_a_hot_standby_restores_nothing_when_it_takes_over(spark, undisturbed, tmp_path):
+    source = Input(tmp_path / "in", undisturbed.source.schema)
+    source.add_all(undisturbed.files[:4])
+    arguments = (source.folder, tmp_path, "--ha", "store:?lease=2s", "--retained", 100)
+    arguments = (*arguments, "--trigger", "100 milliseconds", "--standby", "hot")
+    with Program("ledger", *arguments, on=spark) as leader:
+        leader.await_report()
+        with Program("ledger", *arguments, "--parallelism", 3, on=spark) as standby:
+            before = await_epochs(tmp_path, 4)
+            await_hot(tmp_path, before[-1].number)
+            leader.kill()
+            standby.await_report()
+            source.add_all(undisturbed.files[4:])
+            after = await_epochs(tmp_path, 6)[4:]
+            standby.kill()
+    assert after[0].term > before[-1].term
+    assert [epoch.metrics.restored for epoch in after] == [0, 0]
+    check(undisturbed, tmp_path)
+
+
+def await_epochs(work: Path, count: int) -> list[Any]:
+    deadline = time.monotonic() + 60
+    while len(found := epochs(work / "checkpoint")) < count:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.1)
+    return found
+
+
+def await_hot(work: Path, epoch: int) -> None:
+    """Wait until a standby shows that its slots hold this epoch."""
+    group = StoreLeadership(open_store(str(work / "checkpoint")))
+    deadline = time.monotonic() + 60
+    while [member.epoch for member in group.waiting()] != [epoch]:
+        assert time.monotonic() < deadline, group.waiting()
+        time.sleep(0.1)
 
 
 def test_a_leader_that_resigns_goes_on_as_a_standby_and_takes_over_again(

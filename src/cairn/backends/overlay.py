@@ -115,11 +115,8 @@ class Table(ABC):
     def promote(self) -> None:
         """Make the changes of the committed epoch part of the rows."""
         for group in self.groups:
-            changes = self.changes[group]
-            if changes:
-                if self.expiry is not None:
-                    self.expiry.note_new_keys(group, changes)
-                self.rows[group].promote(changes)
+            if self.changes[group]:
+                self._promote(group, self.changes[group])
                 self.changes[group] = {}
 
     def rollback(self) -> None:
@@ -222,6 +219,14 @@ class Table(ABC):
     def apply(self, batch: pa.RecordBatch) -> None:
         """Add the stored rows of a base or a delta to the committed rows."""
 
+    def end_applying(self) -> None:
+        """The rows of a version are applied: finish what was put off, and release memory."""
+
+    def _promote(self, group: int, changes: Mapping[Key, Change]) -> None:
+        if self.expiry is not None:
+            self.expiry.note_new_keys(group, changes)
+        self.rows[group].promote(changes)
+
     @abstractmethod
     def merge(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
         """Merge deltas, in order, into one: the last change of each key wins."""
@@ -258,7 +263,7 @@ class ValueTable(Table):
 
     def apply(self, batch: pa.RecordBatch) -> None:
         for group, changes in self._changes_of(batch):
-            self.rows[group].promote(changes)
+            self._promote(group, changes)
 
     def _changes_of(self, batch: pa.RecordBatch) -> Iterator[tuple[int, dict[Key, Change]]]:
         values = self.values.decode(batch["value"])
@@ -325,7 +330,7 @@ class MapTable(Table):
             changed = changes.setdefault(group, {}).setdefault(key, {})
             changed[entry] = value if live else ABSENT
         for group, changed in changes.items():
-            self.rows[group].promote(changed)
+            self._promote(group, changed)
 
     def merge(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
         names = (
@@ -383,10 +388,10 @@ class ListTable(Table):
             own = changes.setdefault(group, {})
             if key in own:
                 # The next piece of a long list.
-                self.rows[group].promote({key: own.pop(key)})
+                self._promote(group, {key: own.pop(key)})
             own[key] = (start, items)
         for group, own in changes.items():
-            self.rows[group].promote(own)
+            self._promote(group, own)
 
     def merge(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
         merged: dict[int, dict[Key, tuple[int, Values]]] = {}

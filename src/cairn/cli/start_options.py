@@ -71,6 +71,10 @@ _OPTIONS: Final = {
         help="Wait until this process leads the group, such as store:, zookeeper://host:2181/path "
         "or kubernetes:lease/NAME; others with the same URL wait meanwhile.",
     ),
+    "standby": typer.Option(
+        help="While this process waits for the lead: warm keeps Spark and the slots running, hot "
+        "also keeps the state of the newest epoch in them."
+    ),
     "restart": typer.Option(
         help='When a run that failed begins again: "none", "fixed(3, 10 seconds)", '
         '"exponential(1 second, 5 minutes)" or "rate(5 per 10 minutes)".'

@@ -23,6 +23,7 @@ from cairn.driver import class_archive
 from cairn.slot.folders import Living, living_slots
 
 STOP_PATIENCE_S = 90.0
+LEASE = "2s"
 # These JVMs live for half a minute: optimizations for long runs are off.
 SHORT_LIFE = {
     "spark.driver.extraJavaOptions": "-Xss8m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
@@ -50,9 +51,12 @@ class Slot:
 
 
 class Driver:
-    """`cairn run` on the fraud job."""
+    """`cairn run` on the fraud job: it leads the job, or waits as a hot standby."""
 
-    def __init__(self, folder: Path, runtime: Path, *, parallelism: int) -> None:
+    def __init__(
+        self, folder: Path, runtime: Path, *, parallelism: int, name: str = "driver"
+    ) -> None:
+        self._name = name
         self._folder = folder
         self._runtime = runtime
         self._parallelism = parallelism
@@ -73,13 +77,14 @@ class Driver:
 
     @property
     def log(self) -> Path:
-        return self._folder / f"driver-{self.starts}.log"
+        return self._folder / f"{self._name}-{self.starts}.log"
 
     def start(self) -> None:
         self.starts += 1
         command = [sys.executable, "-m", "cairn", "run", f"{fraud.__file__}:build", "--json"]
         command += ["--checkpoint", str(self._folder / "checkpoint")]
         command += ["--parallelism", str(self._parallelism)]
+        command += ["--ha", f"store:?lease={LEASE}", "--standby", "hot"]
         command += ["--master", f"local[{self._parallelism}]", "--trigger", "0 seconds"]
         for name, value in SHORT_LIFE.items():
             command += ["--conf", f"{name}={value}"]

@@ -23,6 +23,7 @@ SHOPS = (
     "pharmacy", "railway", "tailor", "tavern",
 )  # fmt: skip
 FILE_PAYMENTS = 2_500
+HELD_BACK_SHARE = 0.2
 TINY_SHARE = 0.04
 LARGE_SHARE = 0.05
 FIRST_US = 1_767_225_600_000_000  # 2026-01-01
@@ -74,6 +75,7 @@ class Arrivals(threading.Thread):
         self.arrived = 0
         self.error: BaseException | None = None
         self._ended = threading.Event()
+        self._released = threading.Event()
 
     def run(self) -> None:
         try:
@@ -84,7 +86,14 @@ class Arrivals(threading.Thread):
     def _write_all(self) -> None:
         started_s = time.monotonic()
         modified_ns = 0
+        held_at = int(self.stream.files * (1 - HELD_BACK_SHARE))
         for index in range(self.stream.files):
+            if index == held_at:
+                waited_s = time.monotonic()
+                while not self._released.wait(0.1):
+                    if self._ended.is_set():
+                        return
+                started_s += time.monotonic() - waited_s
             due_s = started_s + self.stream.seconds * index / self.stream.files
             if self._ended.wait(max(0.0, due_s - time.monotonic())):
                 return
@@ -97,6 +106,10 @@ class Arrivals(threading.Thread):
             os.utime(hidden, ns=(modified_ns, modified_ns))
             hidden.rename(self.folder / f"payments-{index:06d}.parquet")
             self.arrived += table.num_rows
+
+    def release(self) -> None:
+        """Let the last payments come, which wait for the second act."""
+        self._released.set()
 
     def end(self) -> None:
         self._ended.set()

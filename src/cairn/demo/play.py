@@ -1,9 +1,9 @@
-"""The demo, step by step: payments flow, a slot and the driver are killed, all is counted.
+"""The demo, step by step: payments flow, a slot and drivers are killed, all is counted.
 
 Always true here:
 - a kill counts as "in mid-epoch" only with proof: the epoch took a second attempt, or Spark
   had planned a batch that no epoch records;
-- the demo succeeds only if both kills did, and no row differs.
+- the demo succeeds only if these kills did, a standby went on, and no row differs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from cairn.cli.job_file import UsageError
 from cairn.cli.spark_log import stderr_to
 from cairn.demo.check import Comparison, check
-from cairn.demo.driver import SHORT_LIFE, Driver, Slot, wait_for_leftovers
+from cairn.demo.driver import LEASE, SHORT_LIFE, Driver, Slot, wait_for_leftovers
 from cairn.demo.payments import Arrivals, Stream
 from cairn.demo.stage import Stage, Standing
 from cairn.demo.watch import Watch
@@ -54,8 +54,11 @@ def play(*, events: int, seconds: float, seed: int, folder: str | None, tamper: 
     )
     ok = False
     try:
-        with Driver(home, runtime, parallelism=PARALLELISM) as driver:
-            play = Play(home, stream, stage, driver)
+        with (
+            Driver(home, runtime, parallelism=PARALLELISM) as driver,
+            Driver(home, runtime, parallelism=PARALLELISM, name="standby") as standby,
+        ):
+            play = Play(home, stream, stage, driver, standby)
             with stage:
                 play.stream_and_kill()
             leftovers = wait_for_leftovers(runtime)
@@ -64,7 +67,7 @@ def play(*, events: int, seconds: float, seed: int, folder: str | None, tamper: 
         if tamper:
             stage.print_event(f"tampered with the output: {_spoil(home / 'out' / 'ledger')}", "bad")
         comparisons = _compare(home, stage)
-        stage.verdict(comparisons, play.kills)
+        stage.verdict(comparisons, play.kills, play.gaps_s)
         ok = all(found.ok for found in comparisons) and play.went_well and not leftovers
     finally:
         if ok:
@@ -77,10 +80,15 @@ def play(*, events: int, seconds: float, seed: int, folder: str | None, tamper: 
 
 
 class Play:
-    """The steps with a driver."""
+    """The steps with a driver, and those with a standby."""
 
-    def __init__(self, home: Path, stream: Stream, stage: Stage, driver: Driver) -> None:
+    def __init__(
+        self, home: Path, stream: Stream, stage: Stage, driver: Driver, standby: Driver
+    ) -> None:
         self.kills = {"slot": 0, "driver": 0}
+        self.gaps_s: dict[str, float] = {}
+        """Seconds from a driver's end to the next epoch, by what went on."""
+        self._standby = standby
         self.went_well = False
         self._stage = stage
         self._driver = driver
@@ -90,10 +98,10 @@ class Play:
         self._attempts: dict[int, EpochReport] = {}
 
     def stream_and_kill(self) -> None:
-        stage, driver, watch = self._stage, self._driver, self._watch
+        stage, watch = self._stage, self._watch
         try:
-            driver.start()
-            stage.print_event(f"driver started, pid {driver.pid}")
+            self._driver.start()
+            stage.print_event(f"driver started, pid {self._driver.pid}")
             stage.set_step("Spark is starting")
             self._until(lambda: watch.is_taken_over, "the driver's first record in the log")
             stage.set_step("payments arrive; Spark plans the first epoch")
@@ -106,14 +114,15 @@ class Play:
             stage.set_step("payments flow; soon the driver will be killed")
             self._until(lambda: self._share() >= KILL_DRIVER_AT, "half of the payments")
             self._kill_the_driver()
+            self._kill_before_a_standby()
             stage.set_step("waiting until every payment is in a committed epoch")
             self._drain()
-            code = driver.stop()
+            code = self._driver.stop()
             self._look()
         finally:
             self._arrivals.end()
         stage.print_event(f"all input is through; driver stopped by Ctrl-C, exit code {code}")
-        self.went_well = code == 0 and all(self.kills.values())
+        self.went_well = code == 0 and all(self.kills.values()) and "standby" in self.gaps_s
 
     def _kill_a_slot(self) -> None:
         for _ in range(KILL_TRIES):
@@ -143,6 +152,7 @@ class Play:
             self._busy_slot()
             pid = driver.pid
             driver.kill()
+            killed_s = time.monotonic()
             self._look()
             last, batch = self._newest(), watch.find_planned()
             if batch is None:
@@ -160,6 +170,7 @@ class Play:
             stage.print_event(f"driver started again, pid {driver.pid}")
             stage.set_step("Spark is starting again; payments do not wait for it")
             self._until(lambda n=last: self._newest() > n, "the new driver's first epoch")  # type: ignore[misc]
+            self.gaps_s["restart"] = time.monotonic() - killed_s
             epoch = watch.report
             assert epoch is not None
             takeover = f" (record {last + 1} is its takeover)" if epoch.epoch > last + 1 else ""
@@ -168,8 +179,37 @@ class Play:
                 f"restored from epoch {epoch.parent}",
                 "good",
             )
+            stage.print_event(f"no epoch for {self.gaps_s['restart']:.1f} s: Spark had to start")
             if batch is not None:
                 return
+
+    def _kill_before_a_standby(self) -> None:
+        """The second act: a standby holds the state when the driver is killed."""
+        stage, watch, standby = self._stage, self._watch, self._standby
+        standby.start()
+        stage.print_event(f"second act: a hot standby is started, pid {standby.pid}")
+        stage.set_step("the standby starts Spark and restores the state")
+        self._until(lambda: watch.find_standby(standby.pid) is not None, "the standby")
+        pid, term = self._driver.pid, self._term()
+        self._driver.kill()
+        killed_s, self._driver = time.monotonic(), standby
+        # Not before: the driver that dies must not have them all.
+        self._arrivals.release()
+        stage.print_event(f"SIGKILL driver (pid {pid}); nobody starts it again", "kill")
+        stage.set_step("the standby notices that the driver is gone")
+        self._until(lambda: self._term() > term, "the standby's first epoch")
+        self.gaps_s["standby"] = time.monotonic() - killed_s
+        epoch = watch.report
+        assert epoch is not None
+        stage.print_event(
+            f"the standby goes on with epoch {epoch.epoch}, {epoch.restored} slots restored", "good"
+        )
+        stage.print_event(
+            f"no epoch for {self.gaps_s['standby']:.1f} s: {LEASE} to notice, the rest to take over"
+        )
+
+    def _term(self) -> int:
+        return 0 if self._watch.newest is None else self._watch.newest.term
 
     def _drain(self) -> None:
         idle_since_s = time.monotonic()

@@ -131,7 +131,9 @@ class Stage:
             parts.append(Text(f"… {self._doing}", "italic dim"))
         return Padding(Group(*parts), (1, 0, 0, 10))
 
-    def verdict(self, comparisons: list[Comparison], kills: dict[str, int]) -> None:
+    def verdict(
+        self, comparisons: list[Comparison], kills: dict[str, int], gaps_s: dict[str, float]
+    ) -> None:
         """Print the rows expected and found, and the verdict."""
         table = Table(box=None, padding=(0, 0, 0, 2), pad_edge=False, header_style="dim")
         table.add_column("", no_wrap=True)
@@ -162,6 +164,7 @@ class Stage:
                     "bold green" if ok else "bold red",
                 ),
                 f"killed in mid-epoch: {killed}",
+                *(f"\nwithout an epoch, {what}: {gap_s:.1f} s" for what, gap_s in gaps_s.items()),
             ),
             soft_wrap=True,
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from cairn.driver.coordinator.leadership.in_store import StoreLeadership
 from cairn.driver.coordinator.reports import report_of
 from cairn.report.epoch import EpochReport
 from cairn.storage.log import Log
@@ -31,6 +32,7 @@ class Watch:
     def __post_init__(self) -> None:
         self._log = Log(open_store(str(self.checkpoint)))
         self._seen = 0
+        self._group = StoreLeadership(open_store(str(self.checkpoint)))
 
     @property
     def is_taken_over(self) -> bool:
@@ -49,6 +51,13 @@ class Watch:
                 self.rows += self.report.rows_in
                 found.append(self.report)
         return found
+
+    def find_standby(self, pid: int) -> int | None:
+        """Return the epoch that the slots of a standby hold; None if there are none yet."""
+        for member in self._group.waiting():
+            if member.pid == pid:
+                return member.epoch
+        return None
 
     def find_planned(self) -> int | None:
         """Return the batch that Spark has planned and no epoch has committed, if any."""

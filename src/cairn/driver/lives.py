@@ -97,12 +97,18 @@ class Lives(Generic[L]):
         if options.ha is not None:
             self._leadership = open_leadership(options.ha, store=open_store(options.checkpoint))
             self.waits_as = "standby"
-        self._member = Member(identity=new_id(), host=os.uname().nodename, pid=os.getpid(), url=url)
+        self._member = Member(
+            identity=new_id(),
+            host=os.uname().nodename,
+            pid=os.getpid(),
+            url=url,
+            standby=options.standby,
+        )
         self._grant: Grant | None = None
         self._terms: set[int] = set()
         """The terms in which this process has led."""
-        self._successor: str | None = None
-        self._is_resigning = False
+        self._passed_on: tuple[L, str] | None = None
+        """The life that ends because it was told to resign, and its successor."""
         self._stopping = threading.Event()
         self._is_raised = False
 
@@ -149,9 +155,12 @@ class Lives(Generic[L]):
 
     def leader(self) -> Member | None:
         """Return the member that leads the job, this one if it does; None if nobody is known."""
-        if self._grant is not None and not self._grant.lost.is_set():
+        grant = self._grant
+        if grant is not None and not grant.lost.is_set():
             return self._member
-        return None if self._leadership is None else self._leadership.leader()
+        if self._leadership is None or self.ended.is_set():
+            return None
+        return self._leadership.leader()
 
     def group(self) -> Group | None:
         """Return who leads and who waits, as far as is known; None without `ha`, and at the end."""
@@ -224,19 +233,20 @@ class Lives(Generic[L]):
 
         `to` is the identity or the host of the standby to take it; None for any.
         """
+        life = self.life
         if self._leadership is None:
             raise EpochError(
                 f"the run of job {self._graph.name!r} is not one of a group\n"
                 "  next: start it with ha=, on two machines"
             )
-        if self._grant is None or self.life is None:
+        if self._grant is None or life is None:
             raise EpochError(
                 f"this driver does not lead job {self._graph.name!r}\n"
                 "  next: ask the driver that does; cairn leader names it"
             )
         chosen = choose_successor(self._leadership.waiting(), to, self._graph.name)
-        self._successor, self._is_resigning = chosen.identity, True
-        self.life.engine.stop()
+        self._passed_on = life, chosen.identity
+        life.engine.stop()
         return chosen
 
     # Between lives
@@ -260,9 +270,10 @@ class Lives(Generic[L]):
 
     def _goes_on(self, error: BaseException | None) -> bool:
         """Decide after a life: True if another one follows, after its pause."""
-        if self._is_resigning:
-            self._resign(self._successor)
-            self._successor, self._is_resigning = None, False
+        passed_on, self._passed_on = self._passed_on, None
+        # A life may have ended by itself before it was told to: that was another one.
+        if passed_on is not None and passed_on[0] is self.life:
+            self._resign(passed_on[1])
             return not self._stopping.is_set()
         is_fenced = isinstance(error, CommitConflictError)
         self._resign()
@@ -320,10 +331,13 @@ class Lives(Generic[L]):
     def _next_life(self) -> None:
         """Wait for the lead and start; a start that may succeed later is repeated."""
         while True:
-            standby = self._stand_by() if self._leadership is not None else None
-            grant = self._grant
-            self._restarts.begin()
+            standby: Standby | None = None
+            grant: Grant | None = None
             try:
+                if self._leadership is not None:
+                    standby = self._stand_by()
+                    grant = self._grant
+                self._restarts.begin()
                 self._check_stopping()
                 life = self._begin_life(standby, grant)
                 if grant is not None:
@@ -331,6 +345,9 @@ class Lives(Generic[L]):
                     self._count_failover(life.engine)
                     self._note_group(life.engine.coordinator.term)
                 self.life, self.waits_as = life, None
+                if self._stopping.is_set():
+                    # `stop` came while the life began, and has not seen it.
+                    life.engine.stop()
                 return
             except Exception as error:
                 if standby is not None:
@@ -368,7 +385,7 @@ class Lives(Generic[L]):
         standby = Standby(self._graph, self._options)
         granted = threading.Event()
         try:
-            standby.start_slots()
+            standby.begin(granted)
             member = self._describe(standby)
             threading.Thread(
                 target=self._keep_described,
@@ -386,30 +403,32 @@ class Lives(Generic[L]):
                 self._stopping.set()
                 raise StoppedInStandbyError
             granted.set()
+            logger.info("this driver is granted the lead", extra={"job": self._graph.name})
             # Before the takeover: the first record of the leader has it.
             self._member = msgspec.structs.replace(self._member, since_ms=clock_ms(), refusal=None)
             self._leadership.update(self._member)
         except BaseException:
+            granted.set()
             standby.close()
             raise
-        finally:
-            granted.set()
         return standby
 
     def _describe(self, standby: Standby) -> Member:
         self._member = msgspec.structs.replace(
-            self._member, since_ms=clock_ms(), refusal=standby.refusal()
+            self._member, since_ms=clock_ms(), refusal=standby.refusal(), epoch=standby.epoch
         )
         return self._member
 
     def _keep_described(self, standby: Standby, granted: threading.Event) -> None:
-        """Show the others whether this program could continue the job, while it waits."""
+        """Show the others if this program could continue the job, and from which epoch."""
         assert self._leadership is not None, "only a group has standbys"
         while not granted.wait(STANDBY_S):
-            refusal = standby.refusal()
-            if refusal != self._member.refusal and not granted.is_set():
-                self._member = msgspec.structs.replace(self._member, refusal=refusal)
-                self._leadership.update(self._member)
+            member = msgspec.structs.replace(
+                self._member, refusal=standby.refusal(), epoch=standby.epoch
+            )
+            if member != self._member and not granted.is_set():
+                self._member = member
+                self._leadership.update(member)
 
     def _resign(self, to: str | None = None) -> None:
         grant, self._grant = self._grant, None
@@ -430,9 +449,11 @@ class Lives(Generic[L]):
             self._leadership.close()
 
     def _finish(self) -> None:
-        self._close_group()
-        self.ended.set()
-        self._on_end()
+        try:
+            self._close_group()
+        finally:
+            self.ended.set()
+            self._on_end()
 
 
 def _watch(grant: Grant, engine: Engine) -> None:
@@ -440,7 +461,8 @@ def _watch(grant: Grant, engine: Engine) -> None:
 
     def wait() -> None:
         while not engine.ended.is_set():
-            if grant.lost.wait(0.5):
+            # A life that has ended has given its grant up.
+            if grant.lost.wait(0.5) and not engine.ended.is_set():
                 engine.abandon()
                 return
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from cairn.driver.coordinator.guarantees import Guarantee, check_guarantee
+from cairn.driver.coordinator.leadership.base import Warmth
 from cairn.driver.serving import Serve
 from cairn.driver.spark_config import check_session
 from cairn.errors import PlanError
@@ -50,6 +51,7 @@ class Options:
     commit_timeout: Duration | None = None
     serve: Serve | None = None
     ha: str | None = None
+    standby: Warmth = "warm"
     restart: str = "none"
 
 
@@ -75,6 +77,13 @@ def check_options(graph: Graph, options: Options, spark: SparkSession) -> int:
         )
     if options.on_stop not in ("retain", "delete"):
         raise PlanError(f"on_stop must be 'retain' or 'delete', found {options.on_stop!r}")
+    if options.standby not in ("warm", "hot"):
+        raise PlanError(f"standby must be 'warm' or 'hot', found {options.standby!r}")
+    if options.standby == "hot" and options.ha is None:
+        raise PlanError(
+            "standby='hot' is for a driver of a group, and this run has none\n"
+            "  next: pass ha= as well, such as 'store:'"
+        )
     check_guarantee(options.guarantee, options.checkpoint_every)
     if options.commit_timeout is not None:
         duration_ms(options.commit_timeout, "commit_timeout")

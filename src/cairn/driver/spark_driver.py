@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import collections
 import secrets
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 from pyspark.accumulators import AccumulatorParam
@@ -65,6 +68,7 @@ from cairn.worker.forward import BEGIN_PROPERTY, Forward
 
 DESCRIPTION = "spark.job.description"
 START_PATIENCE_S = 10.0
+REHEARSED_BATCHES = 3
 
 
 class _Reports(AccumulatorParam[list[bytes]]):  # type: ignore[misc]
@@ -111,6 +115,8 @@ class SparkDriver:
         """Per subtask, where its slot is asked for state: as of the last epoch that ran."""
         self._roster = Roster(self.door.key)
         self._ending = threading.Lock()
+        self._acting = threading.Lock()
+        """One action at a time is planned and run: an epoch waits for a standby's last message."""
         self._is_cluster = is_cluster(spark)
         self.deploy(spec, parallelism)
         self._session: SparkSession | None = None
@@ -251,34 +257,100 @@ class SparkDriver:
 
         Rounds after the first have none either: they run on what the first one sent back.
         """
+        with self._acting:
+            return self._execute(rows, begin)
+
+    def rehearse(self, stop: threading.Event) -> None:
+        """Run a few batches of a streaming query that nobody reads, in a folder of its own.
+
+        Spark loads and compiles what the query of a run needs, while the run waits for the lead.
+        `stop` ends it early.
+        """
+        done = threading.Event()
+
+        def same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            yield from batches
+
+        def run_batch(rows: DataFrame, batch_id: int) -> None:
+            set_epoch_config(rows.sparkSession)
+            spread = rows.repartition(self.parallelism, "value")
+            spread.mapInArrow(same, "timestamp timestamp, value long").collect()
+            if batch_id >= REHEARSED_BATCHES:
+                done.set()
+
+        with tempfile.TemporaryDirectory(prefix="cairn-rehearsal-") as folder:
+            query = (
+                self.spark.readStream.format("rate")
+                .option("rowsPerSecond", 1000)
+                .load()
+                .writeStream.foreachBatch(run_batch)
+                .option("checkpointLocation", Path(folder).as_uri())
+                .queryName(f"{QUERY_PREFIX}{self.graph.name}-{self.run_id[:8]}-rehearsal")
+                .start()
+            )
+            try:
+                deadline_s = time.monotonic() + START_PATIENCE_S
+                while not done.wait(0.05) and not stop.is_set():
+                    if time.monotonic() > deadline_s:
+                        break
+            finally:
+                query.stop()
+
+    def follow(self, begin: Begin, is_needed: Callable[[], bool]) -> None:
+        """Have the slots of a standby follow an epoch, by the plan of an epoch without rows.
+
+        Nothing is sent if the run leads by the time of its turn.
+        """
+        if not self.graph.needs_slots:
+            return
+        with self._acting:
+            if not is_needed():
+                return
+            rows = self._no_rows()
+            try:
+                with self._message_to_tasks(begin, f"standby at record {begin.epoch - 1}"):
+                    self._wait_for_slots()
+                    batch = self._open_batch(rows, is_batch=False)
+                    self.planner.epoch(batch.rows, batch.parts, observed=False).collect()
+            except Exception as error:
+                raise as_cairn_error(error, begin.epoch) from None
+
+    @contextmanager
+    def _message_to_tasks(self, begin: Begin, description: str) -> Iterator[None]:
+        """Run Spark actions whose tasks get this message."""
+        context = self.spark.sparkContext
+        # The thread may be Spark's, whose query has a description, or the user's.
+        described = context.getLocalProperty(DESCRIPTION)
+        context.setLocalProperty(BEGIN_PROPERTY, begin_encoder.encode(begin).decode())
+        context.setLocalProperty(TASK_PROPERTY, "true")
+        context.setJobDescription(f"cairn: {self.graph.name}, {description}")
+        try:
+            yield
+        finally:
+            context.setLocalProperty(DESCRIPTION, described)
+            context.setLocalProperty(BEGIN_PROPERTY, None)
+            context.setLocalProperty(TASK_PROPERTY, None)
+
+    def _execute(self, rows: DataFrame | None, begin: Begin) -> Outcome:
         is_batch = rows is not None and begin.execution.round == 0
         if rows is None or not is_batch:
             rows = self._no_rows()
         else:
             self._use(rows.sparkSession)
         session = rows.sparkSession
-        context = session.sparkContext
-        context.setLocalProperty(BEGIN_PROPERTY, begin_encoder.encode(begin).decode())
-        context.setLocalProperty(TASK_PROPERTY, "true")
         attempt = f", attempt {begin.execution.attempt + 1}" if begin.execution.attempt else ""
         if begin.execution.round:
             attempt += f", round {begin.execution.round + 1}"
-        # The thread may be Spark's, whose query has a description, or the user's.
-        described = context.getLocalProperty(DESCRIPTION)
-        context.setJobDescription(f"cairn: {self.graph.name}, epoch {begin.epoch}{attempt}")
         before = len(self._reports.value)
         self.planner.grouped = self._partials.choose(begin.epoch)
         self._limit_batches(session, begin.execution.attempt)
         failure: Exception | None = None
         try:
-            self._wait_for_slots()
-            acks, observed = self._act(rows, begin, is_batch=is_batch)
+            with self._message_to_tasks(begin, f"epoch {begin.epoch}{attempt}"):
+                self._wait_for_slots()
+                acks, observed = self._act(rows, begin, is_batch=is_batch)
         except Exception as error:
             failure = error
-        finally:
-            context.setLocalProperty(DESCRIPTION, described)
-            context.setLocalProperty(BEGIN_PROPERTY, None)
-            context.setLocalProperty(TASK_PROPERTY, None)
         if failure is not None:
             raise as_cairn_error(failure, begin.epoch)
         with pause_collector():

@@ -4,22 +4,28 @@
 hold state by version are used again, and no process is started at the takeover.
 
 Always true here:
-- nobody is fenced, no sink is opened, no record is written;
+- nobody is fenced, no sink is opened, nothing is written into the checkpoint;
 - the check against the newest epoch is the one of a start, as far as it needs no sink.
 """
 
 from __future__ import annotations
 
+import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from cairn.driver.following import Follower
 from cairn.driver.options import Options
-from cairn.driver.start import check_prepared, prepare
+from cairn.driver.start import check_prepared, make_coordinator, prepare
 from cairn.errors import CairnError
 from cairn.plan.graph import Graph
+from cairn.storage.manifest import Epoch
 
 if TYPE_CHECKING:
     from cairn.driver.spark_driver import SparkDriver
+
+REHEARSE_AFTER_S = 0.5
+CLOSE_PATIENCE_S = 10.0
 
 
 class Standby:
@@ -38,10 +44,31 @@ class Standby:
             parallelism=self.prepared.parallelism,
             run_id=self.prepared.run_id,
         )
+        self._following: threading.Thread | None = None
+        self._coordinator = make_coordinator(graph, options, self.prepared)
+        self._follower = Follower(
+            self._coordinator, self.driver.follow, self._check, is_hot=options.standby == "hot"
+        )
 
-    def start_slots(self) -> None:
-        """Start the slots in the background, with their executors and the nursery."""
+    @property
+    def epoch(self) -> int | None:
+        """The newest epoch that the slots hold; None if they hold none."""
+        return self._follower.epoch
+
+    def begin(self, granted: threading.Event) -> None:
+        """Start the slots in the background, and follow the job until the lead is granted."""
         self.driver.start_slots(range(self.prepared.parallelism))
+        self._following = threading.Thread(
+            target=self._follow, args=(granted,), daemon=True, name="cairn-follower"
+        )
+        self._following.start()
+
+    def _follow(self, granted: threading.Event) -> None:
+        # A driver that leads at once has no time for a rehearsal.
+        if not granted.wait(REHEARSE_AFTER_S):
+            with suppress(Exception):
+                self.driver.rehearse(granted)
+        self._follower.run(granted)
 
     def refusal(self) -> str | None:
         """Return why this program could not continue the job now; None if it could.
@@ -49,14 +76,22 @@ class Standby:
         An error of the store is not a refusal: it may be over before the takeover.
         """
         try:
-            check_prepared(self._graph, self._options, self.prepared)
+            newest = self._coordinator.log.newest_epoch()
+            if newest is not None:
+                self._check(newest)
         except CairnError as error:
             return str(error)
         except Exception:
             return None
         return None
 
+    def _check(self, epoch: Epoch) -> None:
+        check_prepared(epoch, self._graph, self._options, self._coordinator)
+
     def close(self) -> None:
-        """End the slots of a program that will not lead."""
+        """End the slots of a program that will not lead. It follows no more."""
+        if self._following is not None:
+            # A message on its way would start slots again.
+            self._following.join(CLOSE_PATIENCE_S)
         with suppress(Exception):
             self.driver.say_goodbye()

@@ -85,18 +85,12 @@ def prepare(graph: Graph, options: Options) -> Prepared:
     return Prepared(store, spark_store, savepoint, job, spec, parallelism, new_id())
 
 
-def check_prepared(graph: Graph, options: Options, prepared: Prepared) -> int | None:
-    """Raise the error with which the newest epoch would refuse the program; write nothing.
+def check_prepared(epoch: Epoch, graph: Graph, options: Options, coordinator: Coordinator) -> None:
+    """Raise the error with which an epoch would refuse the program; write nothing.
 
-    Returns the number of that epoch. Sinks are not opened, so their output is checked by the
-    start alone.
+    Sinks are not opened, so their output is checked by the start alone.
     """
-    coordinator = _make_coordinator(graph, options, prepared)
-    newest = coordinator.log.newest_epoch()
-    if newest is None:
-        return None
-    _check_state(newest, graph, options, coordinator)
-    return newest.number
+    _check_state(epoch, graph, options, coordinator)
 
 
 def start(
@@ -122,7 +116,7 @@ def _start(
 ) -> Started:
     store, spark_store, savepoint = prepared.store, prepared.spark_store, prepared.savepoint
     _open_sinks(graph, prepared.job, store.url, opened)
-    coordinator = _make_coordinator(graph, options, prepared)
+    coordinator = make_coordinator(graph, options, prepared)
     _take_over(graph, options, coordinator, prepared.job, grant)
     progress.say(f"job {graph.name!r} is taken over on {store.url}")
     failures = Failures(store, graph.name)
@@ -174,7 +168,8 @@ def _make_spec(graph: Graph, options: Options, job: JobInfo, checkpoint: str) ->
     )
 
 
-def _make_coordinator(graph: Graph, options: Options, prepared: Prepared) -> Coordinator:
+def make_coordinator(graph: Graph, options: Options, prepared: Prepared) -> Coordinator:
+    """Return the coordinator of a program that has not taken over."""
     return Coordinator(
         prepared.spec,
         prepared.store,

@@ -118,6 +118,8 @@ class Begin(msgspec.Struct, frozen=True):
     pending: str | None = None
     """The object with the state that earlier batches of the epoch stored, for slots that have
     lost it."""
+    follows: bool = False
+    """True: slots of a standby bring their state to the parent's version, and run nothing."""
     is_last_round: bool = True
     """True: records that loops send back are stored for the next epoch. False: the next round
     processes them, and only the slot keeps them until then."""

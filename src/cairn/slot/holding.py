@@ -68,6 +68,8 @@ class Holding:
         self.group_count = group_count
         self.groups = range(0)
         self.version = EMPTY_VERSION
+        self.as_of: int | None = None
+        """The committed epoch whose state `version` is; None: not known."""
         self.pending: str | None = None
         """The version that the epoch just finished would have, once it is committed."""
         self.is_replaced = False
@@ -105,6 +107,7 @@ class Holding:
             declared = {name: table.declaration for name, table in self.tables.items()}
             self.backend, self.tables, self.timers = other.backend, other.tables, other.timers
             self.groups, self.version, self.pending = other.groups, other.version, other.pending
+            self.as_of = other.as_of if theirs.keys() == mine.keys() else None
             other.is_adopted = True
             self.declare(declared, self._make_table)
         return True
@@ -153,6 +156,13 @@ class Holding:
             self.timers.forget()
         self.groups = groups
         return missing
+
+    def begin_catching_up(self) -> None:
+        """Undo the pending epoch. Until the later changes are applied, no version is here."""
+        with self.lock:
+            self._settle(self.version)
+            self.version, self.as_of = INCOMPLETE, None
+            self.is_replaced = True
 
     def _settle(self, version: str) -> None:
         """Promote or undo the pending epoch."""

@@ -46,13 +46,20 @@ from cairn.slot.feedback import Feedback, InFlight, take
 from cairn.slot.finishing import Finishing
 from cairn.slot.gather import Rows
 from cairn.slot.heat import cut_zeros
-from cairn.slot.holding import Holding
+from cairn.slot.holding import INCOMPLETE, Holding
 from cairn.slot.memory import trim_memory
 from cairn.slot.operator import Operator
 from cairn.slot.parts import Parts
 from cairn.slot.reader import mix_lanes, put_into_lane
 from cairn.slot.redistribution import redistribute
-from cairn.slot.restore import base_work, merge_work, restore, write_base
+from cairn.slot.restore import (
+    base_work,
+    catch_up,
+    is_ancestor,
+    merge_work,
+    restore,
+    write_base,
+)
 from cairn.slot.sink import SinkRuntime
 from cairn.storage.log import Log
 from cairn.storage.manifest import EMPTY_VERSION, Epoch, Held
@@ -64,6 +71,7 @@ Send = Callable[[pa.RecordBatch], None]
 RECLAIM_S_MIN = 0.005
 RECLAIM_SHARE = 0.05
 """Share of the last epoch's processing time that an epoch spends on removing expired state."""
+FOLLOWING_RECLAIM_S = 0.05
 RETURNED_ROWS_MAX = 16 * 1024
 """Rows of a loop that are processed at once: about as many as in one of Spark's batches."""
 
@@ -196,19 +204,55 @@ class LevelRuntime:
             self.process_ms = 0.0
         crash_point("slot.begun")
 
+    def follow(self, token: Token, begin: Begin, subtask: int) -> None:
+        """Bring the state to the parent's version and run nothing: the driver is a standby."""
+        with self._token_lock:
+            self.check(token)
+            self._newest = token
+        with self._lock, self._log_scope(token, subtask):
+            self.check(token)
+            mine = self._parts.read(begin, subtask, self.store)
+            for operator in self.operators:
+                operator.declare()
+                for holding in operator.holdings:
+                    self._bring_to_version(holding, begin, mine, subtask)
+                    for table in holding.tables.values():
+                        table.end_applying()
+                    if holding.timers is not None:
+                        holding.timers.build()
+                    # The leader removes expired state in its own slots only.
+                    holding.set_floor(begin)
+                operator.reclaim(FOLLOWING_RECLAIM_S)
+
     def _log_scope(self, token: Token, subtask: int) -> AbstractContextManager[None]:
         """Return a scope in which log records name job, epoch and subtask."""
         return log_scope(job=self._job_name, epoch=token.epoch, subtask=subtask)
 
     def _bring_to_parent(self, holding: Holding, begin: Begin, mine: Part, subtask: int) -> None:
+        self._bring_to_version(holding, begin, mine, subtask)
+        uid, version = holding.uid, holding.version
+        # All subtasks hold shared state alike, and the first one stores it.
+        is_writer = holding.scope != "shared" or subtask == 0
+        if is_writer and uid in begin.rewrite and version != EMPTY_VERSION:
+            self.compactor.cancel(uid)
+            self._rewritten.append(self._write_base_now(holding, begin))
+        else:
+            self._compact(holding, begin, mine.compactions.get(uid))
+
+    def _bring_to_version(self, holding: Holding, begin: Begin, mine: Part, subtask: int) -> None:
         uid = holding.uid
         groups = holding.own(subtask, begin.parallelism)
         version = mine.versions[uid]
-        pieces = mine.pieces.get(uid, [])
-        if not holding.is_at(version, groups):
+        missing: list[range] = []
+        is_here = holding.is_at(version, groups)
+        if not is_here:
             # Before anything of it changes: what is being written is of the state that was.
             self.compactor.cancel(uid)
-        missing = holding.bring_to(version, groups, pieces)
+        if not is_here and version != EMPTY_VERSION and self._catch_up(holding, begin, groups):
+            self.restored = True
+            crash_point("slot.restored")
+        else:
+            missing = holding.bring_to(version, groups, mine.pieces.get(uid, []))
         if missing and version != EMPTY_VERSION:
             if begin.execution.round:
                 raise EpochError(
@@ -219,13 +263,20 @@ class LevelRuntime:
             self.restored = True
             crash_point("slot.restored")
         holding.version = version
-        # All subtasks hold shared state alike, and the first one stores it.
-        is_writer = holding.scope != "shared" or subtask == 0
-        if is_writer and uid in begin.rewrite and version != EMPTY_VERSION:
-            self.compactor.cancel(uid)
-            self._rewritten.append(self._write_base_now(holding, begin))
-        else:
-            self._compact(holding, begin, mine.compactions.get(uid))
+        # Batches and rounds of a running epoch start from state that no epoch has.
+        is_first = not begin.execution.batch and not begin.execution.round
+        holding.as_of = begin.parent if is_first else None
+
+    def _catch_up(self, holding: Holding, begin: Begin, groups: range) -> bool:
+        """Bring state of an earlier epoch to the parent by later deltas; False if they do not."""
+        held = holding.as_of
+        if holding.scope != "keyed" or groups != holding.groups or held is None:
+            return False
+        if begin.parent is None or begin.execution.batch or begin.execution.round:
+            return False
+        if holding.version == INCOMPLETE or not is_ancestor(self.log, held, self._parent(begin)):
+            return False
+        return catch_up(holding, self.store, self._parent(begin), self.scratch, begin)
 
     def _take_returned(self, operator: Operator, begin: Begin, mine: Part, subtask: int) -> None:
         self._returned[operator.spec.uid] = [

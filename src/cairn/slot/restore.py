@@ -66,6 +66,48 @@ def restore(
         _restore_visible(into, store, scratch, gap, sorted(revived))
 
 
+def catch_up(
+    holding: Holding, store: Store, epoch: Epoch, scratch: str, begin: Begin | None = None
+) -> bool:
+    """Bring state of an ancestor to an epoch by the later deltas; False if they are not enough.
+
+    A base may have replaced some of them: then the state is as before, and is to be restored. A
+    merged delta may begin before the ancestor: it holds final values, so it does no harm.
+    """
+    entry, held = _entry(holding.uid, epoch.operators), holding.as_of
+    assert held is not None, "the epoch of the state is known"
+    names = holding.tables.keys() & entry.states.keys()
+    if any(revives(entry.states[name], holding.tables[name].declaration) for name in names):
+        return False
+    files = [
+        (ref, groups)
+        for part in entry.ranges
+        for ref in part.files
+        if ref.last_epoch > held and (groups := overlap(holding.groups, ref.groups))
+    ]
+    if any(ref.kind == "base" for ref, _ in files):
+        return False
+    holding.begin_catching_up()
+    into = _Into(holding, epoch, begin)
+    for ref, groups in files:
+        with open_rows(store, ref, scratch) as reader:
+            for name in names & set(reader.states):
+                for batch in reader.read(name, groups):
+                    into.apply(name, batch, is_whole=False)
+    return True
+
+
+def is_ancestor(log: Log, number: int, epoch: Epoch) -> bool:
+    """True if an epoch descends from the one with this number, as far as the log still has it."""
+    try:
+        # A branch's first epoch has a parent in another log, with any number.
+        while epoch.parent is not None and number < epoch.number > epoch.parent:
+            epoch = log.epoch(epoch.parent)
+    except RestoreError:
+        return False
+    return epoch.number == number
+
+
 def _restore_visible(
     into: _Into, store: Store, scratch: str, groups: range, names: list[str]
 ) -> None:
@@ -103,6 +145,8 @@ class _Into:
             # Expired rows of a delta stay as deletions: earlier files may hold the keys.
             rows = table.leave_out_expired(rows, expired_ms, keep_rows=not is_whole)
         table.apply(rows)
+        if holding.timers is not None:
+            holding.timers.apply(name, rows)
 
 
 def stamp_ms(declaration: Declaration, epoch: Epoch) -> int:

@@ -134,7 +134,11 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
                 return ENDED
             level = self.runtime.level(call.level)
             self._epoch = call.begin.epoch
-            level.begin(call.token, call.begin, call.subtask)
+            if call.begin.follows:
+                level.follow(call.token, call.begin, call.subtask)
+                gc.collect(1)
+            else:
+                level.begin(call.token, call.begin, call.subtask)
         else:
             raise ValueError(f"no such action: {kind}")
         return DONE

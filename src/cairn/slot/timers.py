@@ -19,9 +19,12 @@ from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from typing import Any, NoReturn
 
+import pyarrow as pa
+
 from cairn.backends.contract import ABSENT
 from cairn.backends.journal import Journal
-from cairn.backends.overlay import Table, in_order
+from cairn.backends.layout import live_column
+from cairn.backends.overlay import MapTable, Table, in_order
 from cairn.errors import FunctionError, PlanError
 from cairn.functions import EVENT_TIMERS, PROCESSING_TIMERS
 from cairn.slot.context import SlotContext
@@ -72,6 +75,24 @@ class TimerIndex:
         self._at.clear()
         self._later.clear()
         self.times.clear()
+
+    def apply(self, batch: pa.RecordBatch) -> None:
+        """Follow stored rows that are applied to the state."""
+        if not self._is_built:
+            return
+        table = self.table
+        assert isinstance(table, MapTable), "timers are entries of a map"
+        for group, key, time, is_live in zip(
+            batch["group"].to_numpy().tolist(),
+            table.keys.decode_keys(batch["key"]),
+            table.entries.decode_keys(batch["entry"]),
+            live_column(batch),
+            strict=True,
+        ):
+            if is_live:
+                self._add(group, key, time)
+            else:
+                self._remove(key, time)
 
     def undo(self) -> None:
         """The epoch never happened. To be called while its changes are still there."""
@@ -240,6 +261,12 @@ class Timers:
     def forget(self) -> None:
         for index in self._both:
             index.forget()
+
+    def apply(self, name: str, batch: pa.RecordBatch) -> None:
+        """Follow stored rows that are applied to a state of the operator."""
+        for index in self._both:
+            if index.table.name == name:
+                index.apply(batch)
 
     def undo(self) -> None:
         for index in self._both:

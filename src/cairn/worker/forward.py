@@ -88,7 +88,13 @@ class Forward:
             groups = None
             if self.group_count is not None:
                 groups = groups_of(subtask, begin.parallelism, self.group_count)
-            yield from self._forward(self._begin(home, call, begin), call, groups, batches)
+            client = self._begin(home, call, begin)
+            if begin.follows:
+                # Spark wants its input read to the end: the pin table, at most.
+                for _ in batches:
+                    pass
+                return
+            yield from self._forward(client, call, groups, batches)
         except flight.FlightError as error:
             lost = Failure(
                 "EpochError",

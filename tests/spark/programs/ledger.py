@@ -185,6 +185,7 @@ def main() -> None:
     parser.add_argument("--checkpoint-every", type=int, default=1)
     parser.add_argument("--bases", action="store_true", help="after every epoch a base is due")
     parser.add_argument("--ha", default=None)
+    parser.add_argument("--standby", default="warm")
     parser.add_argument("--stop-spark-at", type=int, default=None, metavar="EPOCH")
     options = parser.parse_args()
 
@@ -214,6 +215,7 @@ def main() -> None:
         retained_epochs=options.retained,
         savepoint=options.savepoint,
         ha=options.ha,
+        standby=options.standby,
     )
     try:
         with run:

@@ -15,6 +15,7 @@ from cairn.driver import lives as module
 from cairn.driver.coordinator.leadership.base import Member
 from cairn.driver.lives import Lives
 from cairn.driver.options import Options
+from cairn.driver.restarts import parse_restart
 from cairn.errors import CommitConflictError, EpochError, PlanError
 from cairn.storage.notes import read_group, read_restarts
 from cairn.storage.store import open_store
@@ -102,11 +103,14 @@ class World:
     ) -> None:
         self.group, self.engines, self.failures = Group(), [], []
         self.standbys_closed = self.ends = 0
+        self.is_slow: threading.Event | None = None
         world = self
 
         class Standby:
+            epoch = None
+
             def __init__(self, *_: Any) -> None: ...
-            def start_slots(self) -> None: ...
+            def begin(self, granted: threading.Event) -> None: ...
             def refusal(self) -> None: ...
             def close(self) -> None:
                 world.standbys_closed += 1
@@ -127,6 +131,8 @@ class World:
             raise self.failures.pop(0)
         self.engines.append(Engine(term=len(self.engines)))
         self.began.release()
+        if self.is_slow is not None:
+            assert self.is_slow.wait(10)
         return SimpleNamespace(engine=self.engines[-1])
 
     def note_end(self) -> None:
@@ -214,6 +220,39 @@ def test_a_run_that_is_stopped_in_standby_leads_nothing(monkeypatch: pytest.Monk
     beginning.join(10)
     assert not beginning.is_alive() and world.engines == []
     assert (world.lives.status, world.lives.ended_as) == ("stopped", "stopped")
+
+
+def test_a_run_that_is_stopped_while_its_next_life_begins_ends_that_life(led: World) -> None:
+    led.is_slow = threading.Event()
+    led.group.grants[0].lost.set()
+    led.group.may_lead.release()
+    second = led.await_life()
+    stopping = threading.Thread(target=led.lives.stop)
+    stopping.start()
+    while not led.lives._stopping.is_set():
+        threading.Event().wait(0.01)
+    led.is_slow.set()
+    stopping.join(10)
+    assert second.ended_as == "stopped" and led.lives.ended.is_set()
+
+
+def test_a_standby_that_cannot_be_made_now_is_made_after_a_pause(
+    led: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, failures = module.Standby, [OSError("the store is away")]
+
+    def make(*options: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return made(*options)
+
+    monkeypatch.setattr(module, "Standby", make)
+    led.lives._restarts.policy = parse_restart("fixed(1, 10 ms)")
+    led.group.grants[0].lost.set()
+    led.group.may_lead.release()
+    led.await_life()
+    assert not failures and led.lives.restarts == 1
+    led.lives.stop()
 
 
 def test_the_lead_is_passed_to_a_standby_that_would_not_be_refused(led: World) -> None:

@@ -72,6 +72,8 @@ def check(folder: Path, spark: FakeSpark | None = None, **options: Any) -> int:
             "backend_memory_mb must be at least 16, found 15",
         ),
         ({"on_stop": "burn"}, "on_stop must be 'retain' or 'delete', found 'burn'"),
+        ({"standby": "cold"}, "standby must be 'warm' or 'hot', found 'cold'"),
+        ({"standby": "hot"}, "standby='hot' is for a driver of a group"),
         ({"guarantee": "once"}, "no guarantee 'once'\n  found: exactly-once"),
         ({"checkpoint_every": 0}, "checkpoint_every must be between 1 and"),
         ({"commit_timeout": "soon"}, "commit_timeout must be a span of time, found 'soon'"),

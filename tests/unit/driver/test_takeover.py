@@ -13,7 +13,7 @@ import pytest
 
 from cairn.driver.coordinator.epoch import Coordinator
 from cairn.driver.options import Options
-from cairn.driver.start import check_prepared, prepare, start
+from cairn.driver.start import check_prepared, make_coordinator, prepare, start
 from cairn.errors import CommitConflictError, PlanError, RestoreError, StateSchemaError
 from cairn.storage.log import Log, new_nonce
 from cairn.storage.manifest import Epoch, EpochOperator, SparkPosition, StateDecl
@@ -167,11 +167,14 @@ def test_a_prepared_program_is_checked_without_a_record_and_started_with_its_run
 ) -> None:
     graph, store = graph_of([], "a"), open_store(options.checkpoint)
     prepared = prepare(graph, options)
-    assert check_prepared(graph, options, prepared) is None
+    coordinator = make_coordinator(graph, options, prepared)
     assert Log(store).newest_number() is None
     commit(store, OTHER)
+    newest = Log(store).newest_epoch()
+    assert newest is not None
     with pytest.raises(PlanError, match="holds state of operator 'another'"):
-        check_prepared(graph, options, prepared)
+        check_prepared(newest, graph, options, coordinator)
     allowed = replace(options, allow_dropped_state=True)
-    assert check_prepared(graph, allowed, prepared) == Log(store).newest_number()
+    check_prepared(newest, graph, allowed, coordinator)
+    assert Log(store).newest_number() == newest.number
     assert start(graph, allowed, prepared=prepared).coordinator.run_id == prepared.run_id

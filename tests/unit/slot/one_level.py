@@ -215,6 +215,7 @@ def run(
     """One task, from begin to acknowledgement."""
     token = token_of(begin, task_attempt)
     slot.begin(token, begin, subtask)
+    slot.attach(token, lambda batch: None)
     if rows:
         slot.run(token, batch_of(rows))
     return slot.finish(token)

@@ -276,9 +276,12 @@ class RowTable(Table):
                 run.commit_all()
                 self._runs = with_run(self._runs, run)
             self._fresh, self._next = [], None
-            held = sum(int(np.count_nonzero(run.live)) for run in self._runs)
-            if self._dropped > max(DEAD_MIN, held):
-                self._lay_out([run.live_rows() for run in self._runs])
+            self._lay_out_if_sparse()
+
+    def _lay_out_if_sparse(self) -> None:
+        held = sum(int(np.count_nonzero(run.live)) for run in self._runs)
+        if self._dropped > max(DEAD_MIN, held):
+            self._lay_out([run.live_rows() for run in self._runs])
 
     def rollback(self) -> None:
         with self._lock:
@@ -387,11 +390,36 @@ class RowTable(Table):
             starts = np.cumsum([0, *map(len, placed)])
             for positions, start in zip(placed, starts[:-1].tolist(), strict=True):
                 last[positions] = np.arange(start, start + len(positions))
+            if self._runs:
+                for batch in loaded:
+                    self._drop_named(batch)
             for batch, positions, start in zip(loaded, placed, starts.tolist(), strict=False):
                 is_last = last[positions] == np.arange(start, start + len(positions))
                 is_last &= batch["live"].to_numpy(zero_copy_only=False)
                 if is_last.any():
                     self._load(batch.filter(pa.array(is_last)))
+
+    def end_applying(self) -> None:
+        self._settle()
+        with self._lock:
+            self._lay_out_if_sparse()
+
+    def _drop_named(self, batch: pa.RecordBatch) -> None:
+        """Drop the rows that stored rows replace or delete."""
+        keys, entries = self._names(batch)
+        numbers = self._keys.find([keys])
+        is_known = numbers >= 0
+        panes, each = (entries.field(at).to_numpy()[is_known] for at in (0, 1))
+        numbers = numbers[is_known]
+        named = _tuples(numbers, panes, each)
+        for run in self._runs:
+            _, rows = self._rows_of(run, np.unique(numbers))
+            rows = rows[run.committed[rows]]
+            panes = self.declaration.panes(run.all.times[rows])
+            held = _tuples(run.all.keys[rows], panes, run.all.numbers[rows])
+            gone = rows[np.isin(held, named)]
+            self._dropped += len(gone)
+            run.drop(gone)
 
     def _load(self, batch: pa.RecordBatch) -> None:
         keys, entries = self._names(batch)
@@ -461,3 +489,9 @@ def with_run(runs: Sequence[Run], run: Run) -> list[Run]:
     parts = (each.live_rows().compact() for each in reversed(merged))
     held = [rows for rows in parts if len(rows.times)]
     return [*kept, Run(concat_rows(held), is_committed=not run.is_fresh)] if held else kept
+
+
+def _tuples(*columns: Ints) -> Array:
+    """Return the rows of these columns as values that can be compared."""
+    stacked = np.stack([column.astype(np.int64) for column in columns], axis=1)
+    return stacked.view([("", np.int64)] * len(columns)).ravel()

@@ -218,6 +218,13 @@ class Run:
     def is_changed(self) -> bool:
         return bool(self._log)
 
+    def drop(self, at: Ints) -> None:
+        """Remove rows of the parent epoch, with no running epoch to undo it."""
+        if len(at):
+            self.live[at] = self.committed[at] = False
+            self._number_max = None
+            self._find_first()
+
     def find_changes(self) -> Ints:
         """Return the rows that the epoch has added, removed or changed."""
         if self.is_fresh:

@@ -543,6 +543,9 @@ class ColumnTable(Table):
         values = self._form.split(cast_to(self.values.arrow, batch["value"]))
         self._load(self._names(batch), values, batch["group"].to_numpy(), is_live)
 
+    def end_applying(self) -> None:
+        self._lay_out_if_sparse()
+
     def _names(self, batch: pa.RecordBatch) -> list[pa.Array]:
         columns = zip(("key", "entry"), self._types, strict=False)
         return [cast_to(type, batch[name]) for name, type in columns]
