@@ -60,3 +60,4 @@ class Standby:
         """End the slots of a program that will not lead."""
         with suppress(Exception):
             self.driver.say_goodbye()
+        self.prepared.spark_place.close()

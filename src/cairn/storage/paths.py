@@ -28,6 +28,9 @@ SAVEPOINTS_FOLDER: Final = "savepoints"
 ENDINGS_FOLDER: Final = "endings"
 NOTE_FOLDERS: Final = (GRAPHS_FOLDER, FAILURES_FOLDER, SAVEPOINTS_FOLDER, ENDINGS_FOLDER)
 
+PROBE_PREFIX: Final = "probe-"
+"""Objects that a start writes and removes again; one that was killed may leave its own."""
+
 SAVEPOINT_PATH: Final = "savepoint.json"
 UNFINISHED_PATH: Final = "unfinished.json"
 """Exists from the first file of a savepoint until savepoint.json does: the claim of its writer."""
