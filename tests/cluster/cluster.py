@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import sys
 import time
@@ -29,7 +30,7 @@ from tests.s3 import S3, s3_server
 from tests.spark.support import Program
 
 MASTER_PORT = 7077
-LOST_S = 10
+LOST_S = 15
 """A worker or an executor that is not heard of for so long is lost."""
 SETTINGS = {
     "spark.executor.memory": "512m",
@@ -137,6 +138,12 @@ class Cluster:
             run=self.driver.run,
             **(environment or {}),
         )
+
+    @staticmethod
+    def interrupt(program: Program) -> None:
+        """Send Ctrl-C to a program; the process that we have started only waits for it."""
+        (driver,) = psutil.Process(program.process.pid).children()
+        driver.send_signal(signal.SIGINT)
 
     @staticmethod
     def _await_port(address: str, port: int) -> None:

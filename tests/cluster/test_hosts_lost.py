@@ -6,7 +6,6 @@ compared with those of a run that nothing disturbed.
 
 from __future__ import annotations
 
-import signal
 import time
 from contextlib import contextmanager
 
@@ -72,7 +71,7 @@ def running(cluster, expected, name, *arguments, parallelism=2, **conf):
         yield run
         run.feed_rest()
         assert eventually(lambda: len(run.slots()) == parallelism), "copies that moved have ended"
-        program.process.send_signal(signal.SIGINT)
+        cluster.interrupt(program)
         program.end()
         expected.check(work, url)
     assert eventually(lambda: not run.slots()), "no slot outlives the run"
