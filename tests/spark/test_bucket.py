@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from pathlib import Path
+
 import pytest
 
 from cairn.snapshots.branch import branch
@@ -15,10 +19,20 @@ from tests.spark.test_crashes import Undisturbed
 FILES = 4
 
 
+@pytest.fixture
+def short():
+    """A folder for runtime folders, whose paths must be short."""
+    folder = Path(tempfile.mkdtemp(prefix="cr-"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("way", ["restart", pytest.param("others", marks=pytest.mark.soak)])
-def test_job_goes_on_from_a_bucket_on_another_host_without_a_file_of_sparks(spark, tmp_path, way):
+def test_job_goes_on_from_a_bucket_on_another_host_without_a_file_of_sparks(
+    spark, short, tmp_path, way
+):
     """The runtime folder of the first driver is not that of the second, as on another host."""
     expected = Undisturbed(spark, tmp_path / "expected", FILES)
     files, work = payments(FILES), tmp_path / "work"
@@ -27,7 +41,7 @@ def test_job_goes_on_from_a_bucket_on_another_host_without_a_file_of_sparks(spar
         url = f"{s3.url}/first"
 
         def run(number, checkpoint, *arguments):
-            runtime = tmp_path / f"r{number}"
+            runtime = short / f"r{number}"
             given = (source.folder, work, "--checkpoint", checkpoint, *arguments)
             with Program("ledger", *given, CAIRN_RUNTIME_DIR=str(runtime)) as program:
                 assert program.end()[-1]["end"] == "finished", program.errors[-3000:]
