@@ -12,10 +12,17 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(300)]
 
 
 def refusal(cluster, name, checkpoint):
-    """The error with which `ledger` does not start."""
+    """The error with which `ledger` does not start, after all executors have come."""
+    cores = len(cluster.workers)
+    all_there = {
+        "spark.cores.max": str(cores),
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
+        "spark.default.parallelism": str(2 * cores),
+    }
     source = Input(cluster.folder / name / "in", SCHEMA).add_all(payments(1))
     arguments = (source.folder, cluster.folder / name, "--checkpoint", checkpoint)
-    with cluster.program("ledger", *arguments, "--parallelism", 2) as program:
+    with cluster.program("ledger", *arguments, "--parallelism", 2, **all_there) as program:
         program.end()
     assert program.process.returncode != 0
     return program.errors
