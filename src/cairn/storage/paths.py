@@ -26,7 +26,16 @@ GRAPHS_FOLDER: Final = "graph"
 FAILURES_FOLDER: Final = "failures"
 SAVEPOINTS_FOLDER: Final = "savepoints"
 ENDINGS_FOLDER: Final = "endings"
-NOTE_FOLDERS: Final = (GRAPHS_FOLDER, FAILURES_FOLDER, SAVEPOINTS_FOLDER, ENDINGS_FOLDER)
+RESTARTS_FOLDER: Final = "restarts"
+GROUP_FOLDER: Final = "group"
+NOTE_FOLDERS: Final = (
+    GRAPHS_FOLDER,
+    FAILURES_FOLDER,
+    SAVEPOINTS_FOLDER,
+    ENDINGS_FOLDER,
+    RESTARTS_FOLDER,
+    GROUP_FOLDER,
+)
 
 PROBE_PREFIX: Final = "probe-"
 """Objects that a start writes and removes again; one that was killed may leave its own."""

@@ -1,4 +1,4 @@
-"""Control of the job: savepoint, rescale, stop. Only with the control token, one at a time.
+"""Control of the job: savepoint, rescale, hand-over, stop. With the control token, one at a time.
 
 A client names a savepoint, and the server chooses the folder: the one in its settings, or
 `<checkpoint>-savepoints`, beside the checkpoint.
@@ -24,6 +24,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from cairn.driver.coordinator.leadership.base import Member
 from cairn.errors import CairnError
 from cairn.logs import logger
 from cairn.report.status import ACTIVE
@@ -52,6 +53,16 @@ class Stop(msgspec.Struct, forbid_unknown_fields=True):
     savepoint: SavepointName | None = None
 
 
+class Handover(msgspec.Struct, forbid_unknown_fields=True):
+    to: Annotated[str, msgspec.Meta(min_length=1, max_length=255)] | None = None
+    """The host or the identity of a standby; None for any."""
+
+
+class HandedOver(msgspec.Struct):
+    successor: Member
+    """The standby that takes the lead."""
+
+
 class Saved(msgspec.Struct):
     url: str
     epoch: int
@@ -69,6 +80,7 @@ def routes(site: Site) -> list[Route]:
     return [
         Route("/api/control/savepoint", control.savepoint, methods=["POST"]),
         Route("/api/control/rescale", control.rescale, methods=["POST"]),
+        Route("/api/control/handover", control.handover, methods=["POST"]),
         Route("/api/control/stop", control.stop, methods=["POST"]),
     ]
 
@@ -103,6 +115,17 @@ class _Control:
             logger.info("a client rescales job %r to %d", run.name, asked.parallelism)
             run.rescale(asked.parallelism)
         return json_response(Rescale(asked.parallelism), 202)
+
+    async def handover(self, request: Request) -> Response:
+        check_control(self._site, request)
+        asked = await json_body(request, Handover)
+        return await run_in_threadpool(self._handover, asked)
+
+    def _handover(self, asked: Handover) -> Response:
+        with self._one_at_a_time() as run:
+            logger.info("a client hands job %r over to %s", run.name, asked.to or "a standby")
+            successor = run.resign(asked.to)
+        return json_response(HandedOver(successor), 202)
 
     async def stop(self, request: Request) -> Response:
         check_control(self._site, request)
@@ -196,6 +219,16 @@ DOCS: Final[Docs] = {
             "From the next epoch on, run with this many subtasks",
             body=Rescale,
             answer=Rescale,
+            status=202,
+            errors=(409,),
+            control=True,
+        )
+    },
+    "/api/control/handover": {
+        "post": operation(
+            "Finish the current epoch and pass the lead to a standby of the group",
+            body=Handover,
+            answer=HandedOver,
             status=202,
             errors=(409,),
             control=True,

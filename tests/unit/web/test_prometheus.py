@@ -54,6 +54,8 @@ def run_of(lead: Lead, **facts: Any) -> Any:
         parallelism=2,
         failovers=1,
         restarts=3,
+        restart_history=list,
+        is_waiting=False,
         metrics=lambda: measured,
     )
 
