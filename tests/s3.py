@@ -47,10 +47,10 @@ class S3(NamedTuple):
 
 
 @contextlib.contextmanager
-def s3_server(bucket: str = BUCKET) -> Iterator[S3]:
-    """An S3 server with one empty bucket."""
+def s3_server(bucket: str = BUCKET, host: str = "127.0.0.1") -> Iterator[S3]:
+    """An S3 server with one empty bucket, at an address of this machine."""
     process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).resolve()), bucket],
+        [sys.executable, str(Path(__file__).resolve()), bucket, host],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -91,15 +91,15 @@ class OneWriteAtATime:
             return list(self._app(environ, start_response))
 
 
-def _serve(bucket: str) -> None:
+def _serve(bucket: str, host: str) -> None:
     import boto3
     from moto.server import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server
 
     app = OneWriteAtATime(DomainDispatcherApplication(create_backend_app))
-    server = make_server("127.0.0.1", 0, app, threaded=True)
+    server = make_server(host, 0, app, threaded=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    endpoint = f"http://127.0.0.1:{server.server_port}"
+    endpoint = f"http://{host}:{server.server_port}"
     os.environ.update(_environment(endpoint))
     boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket=bucket)
     print(endpoint, flush=True)
@@ -109,4 +109,4 @@ def _serve(bucket: str) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _serve(sys.argv[1])
+    _serve(*sys.argv[1:])

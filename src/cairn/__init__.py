@@ -33,8 +33,9 @@ from cairn.session import session
 from cairn.stream import Stream
 from cairn.types import SchemaLike
 from cairn.types.durations import Duration
+from cairn.version import VERSION
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "Answer",

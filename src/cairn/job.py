@@ -177,8 +177,8 @@ class Job:
 
         An epoch is kept while it is among the last `retained_epochs`, or younger than
         `retained_for` ("7 days"). `on_stop="delete"` removes the checkpoint when the run ends
-        without an error. `spark_checkpoint` is where Spark keeps its own log, if its file
-        systems do not reach the checkpoint.
+        without an error. `spark_checkpoint` is where Spark keeps its own log: by default the
+        checkpoint, or the driver's disk if the checkpoint is an object store.
 
         With `on_error="dead-letter"` a row (or timer) that a function raises on does not fail the
         epoch: what it did is undone, and it goes to the operator's `.side("errors")`.

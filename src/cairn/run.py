@@ -241,7 +241,7 @@ class Run:
             )
         self._engine.coordinator.note_published()
         written = write_savepoint(
-            self._engine.store, newest.number, path, spark_store=self._life.spark_store
+            self._engine.store, newest.number, path, spark_store=self._life.spark_place.kept
         )
         logger.info(
             "savepoint of epoch %d written to %s", newest.number, path, extra={"job": self.name}
@@ -380,7 +380,7 @@ class _Life:
                 )
                 driver.start_slots(coordinator.slots)
         self.store = started.store
-        self.spark_store = started.spark_store
+        self.spark_place = started.spark_place
         self._on_end = on_end
         self._doors = Doors(lambda: driver.doors, driver.door.key)
         self.live = LiveState(coordinator, graph.group_count, self._doors.ask, job=graph.name)

@@ -15,7 +15,6 @@ import pytest
 from cairn.driver.coordinator.guarantees import Guarantee
 from cairn.errors import CommitConflictError
 from cairn.snapshots.rollback import rollback
-from cairn.storage.spark_log import leave_unread
 from cairn.testing import SimulatedCrash, call_at_points, crash_points, simulated_crash
 from tests.marks import in_turn
 from tests.simulation.test_exactly_once import POINTS, seeds, survive
@@ -23,6 +22,8 @@ from tests.simulation.world import Driver, World
 
 BATCH = 10
 EVERY = 3
+PLACES = [False, True]
+"""Spark's folder in the checkpoint, or on the disk of each driver."""
 DRIVER_POINTS = [p for p in crash_points("driver") if p in POINTS or p == "driver.batch.published"]
 
 
@@ -45,9 +46,11 @@ def led(world: World, guarantee: Guarantee, every: int) -> Driver:
     return driver
 
 
-def crashed(tmp_path: Path, guarantee: Guarantee, every: int, point: str) -> World:
+def crashed(
+    tmp_path: Path, guarantee: Guarantee, every: int, point: str, *, is_on_driver: bool
+) -> World:
     """After an epoch, two more were begun; the driver died at a point of them."""
-    world = World(3, tmp_path)
+    world = World(3, tmp_path, is_on_driver=is_on_driver)
     first = led(world, guarantee, every)
     for _ in range(every):
         first.run_batch(BATCH)
@@ -67,12 +70,13 @@ def crashed(tmp_path: Path, guarantee: Guarantee, every: int, point: str) -> Wor
 
 
 @pytest.mark.parametrize(
-    ("point", "nth"), in_turn([p for p in POINTS if not p.startswith("driver.idle")], [1, 2, 4])
+    ("point", "nth", "is_on_driver"),
+    in_turn([p for p in POINTS if not p.startswith("driver.idle")], [1, 2, 4], PLACES),
 )
 def test_exactly_once_with_several_batches_survives_a_crash_at_any_point(
-    point: str, nth: int, tmp_path: Path
+    point: str, nth: int, is_on_driver: bool, tmp_path: Path
 ) -> None:
-    world = World(5, tmp_path)
+    world = World(5, tmp_path, is_on_driver=is_on_driver)
     led(world, "exactly-once", EVERY).run_batch()
 
     def lead() -> None:
@@ -95,11 +99,13 @@ def test_exactly_once_with_several_batches_survives_a_crash_at_any_point(
 # At-least-once
 
 
-@pytest.mark.parametrize(("point", "every"), in_turn(DRIVER_POINTS, [1, EVERY]))
+@pytest.mark.parametrize(
+    ("point", "every", "is_on_driver"), in_turn(DRIVER_POINTS, [1, EVERY], PLACES)
+)
 def test_at_least_once_repeats_what_followed_the_last_commit_and_loses_nothing(
-    point: str, every: int, tmp_path: Path
+    point: str, every: int, is_on_driver: bool, tmp_path: Path
 ) -> None:
-    world = crashed(tmp_path, "at-least-once", every, point)
+    world = crashed(tmp_path, "at-least-once", every, point, is_on_driver=is_on_driver)
     committed = world.committed_rows()
     after = led(world, "at-least-once", every)
     for _ in range(2 * every):
@@ -136,11 +142,13 @@ def test_state_counts_each_row_once_with_at_least_once(tmp_path: Path) -> None:
 # At-most-once
 
 
-@pytest.mark.parametrize(("point", "every"), in_turn(DRIVER_POINTS, [1, EVERY]))
+@pytest.mark.parametrize(
+    ("point", "every", "is_on_driver"), in_turn(DRIVER_POINTS, [1, EVERY], PLACES)
+)
 def test_at_most_once_loses_what_followed_the_last_commit_and_repeats_nothing(
-    point: str, every: int, tmp_path: Path
+    point: str, every: int, is_on_driver: bool, tmp_path: Path
 ) -> None:
-    world = crashed(tmp_path, "at-most-once", every, point)
+    world = crashed(tmp_path, "at-most-once", every, point, is_on_driver=is_on_driver)
     after = led(world, "at-most-once", every)
     for _ in range(2 * every):
         after.run_batch(BATCH)
@@ -156,9 +164,12 @@ def test_at_most_once_loses_what_followed_the_last_commit_and_repeats_nothing(
         assert lost, "it had been planned"
 
 
+@pytest.mark.parametrize("is_on_driver", PLACES)
 @pytest.mark.parametrize("seed", seeds(2, more=2))
-def test_at_most_once_repeats_nothing_whatever_fails(seed: int, tmp_path: Path) -> None:
-    world = World(seed, tmp_path)
+def test_at_most_once_repeats_nothing_whatever_fails(
+    seed: int, is_on_driver: bool, tmp_path: Path
+) -> None:
+    world = World(seed, tmp_path, is_on_driver=is_on_driver)
     chance = world.random
 
     def crash_at_times(point: str) -> None:
@@ -184,12 +195,13 @@ def test_at_most_once_repeats_nothing_whatever_fails(seed: int, tmp_path: Path) 
     assert set(published(world).values()) == {1}
 
 
+@pytest.mark.parametrize("is_on_driver", PLACES)
 def test_at_most_once_does_not_read_what_a_fenced_driver_has_planned_and_published(
-    tmp_path: Path,
+    is_on_driver: bool, tmp_path: Path
 ) -> None:
     """The older driver goes on between the takeover and the first batch of the newer one."""
     for every in (1, EVERY):
-        world = World(3, tmp_path / str(every))
+        world = World(3, tmp_path / str(every), is_on_driver=is_on_driver)
         older = led(world, "at-most-once", every)
         older.run_batch(BATCH)
         newer = Driver(world, guarantee="at-most-once", checkpoint_every=every)
@@ -204,8 +216,11 @@ def test_at_most_once_does_not_read_what_a_fenced_driver_has_planned_and_publish
         assert set(found) == set(expected(world, world.committed_rows()))
 
 
-def test_at_most_once_goes_on_after_what_it_had_planned_since_a_rollback(tmp_path: Path) -> None:
-    world = World(3, tmp_path)
+@pytest.mark.parametrize("is_on_driver", PLACES)
+def test_at_most_once_goes_on_after_what_it_had_planned_since_a_rollback(
+    is_on_driver: bool, tmp_path: Path
+) -> None:
+    world = World(3, tmp_path, is_on_driver=is_on_driver)
     first = led(world, "at-most-once", 1)
     first.run_batch(BATCH)
     epoch = world.newest()
@@ -224,12 +239,15 @@ def test_at_most_once_goes_on_after_what_it_had_planned_since_a_rollback(tmp_pat
     assert set(published(world).values()) == {1}
 
 
-def test_a_batch_that_a_stop_left_unread_is_read_by_the_next_run(tmp_path: Path) -> None:
-    world = World(3, tmp_path)
+@pytest.mark.parametrize("is_on_driver", PLACES)
+def test_a_batch_that_a_stop_left_unread_is_read_by_the_next_run(
+    is_on_driver: bool, tmp_path: Path
+) -> None:
+    world = World(3, tmp_path, is_on_driver=is_on_driver)
     driver = led(world, "at-most-once", 1)
     driver.run_batch(BATCH)
     batch_id, _, _ = driver.spark.next_batch(BATCH)
-    leave_unread(world.store, driver.folder, batch_id)
+    driver.batches.leave_unread(batch_id)
     after = led(world, "at-most-once", 1)
     after.run_batch(BATCH)
     assert set(published(world)) == set(expected(world, 2 * BATCH))

@@ -28,6 +28,7 @@ from cairn.driver.coordinator.guarantees import Guarantee
 from cairn.driver.coordinator.rewind import give_up, settle
 from cairn.driver.coordinator.ticker import is_due, is_idleness_due
 from cairn.driver.spark_batches import SparkBatches
+from cairn.driver.spark_place import SparkPlace
 from cairn.errors import CairnError
 from cairn.plan.deploy import job_spec
 from cairn.sinks import Files
@@ -201,8 +202,16 @@ class World:
     """What is there whoever leads: the store, the input, the outside world."""
 
     def __init__(
-        self, seed: int, folder: Any, *, group_count: int = 8, backend: str = "heap"
+        self,
+        seed: int,
+        folder: Any,
+        *,
+        group_count: int = 8,
+        backend: str = "heap",
+        is_on_driver: bool = False,
     ) -> None:
+        """`is_on_driver`: Spark's folder is on the disk of each driver, and goes with it."""
+        self.is_on_driver = is_on_driver
         self.seed = seed
         self.backend = backend
         self.random = random.Random(seed)
@@ -408,24 +417,30 @@ class Driver:
     def start(self) -> None:
         newest = self.coordinator.take_over()
         term = self.coordinator.term
+        place = SparkPlace(self.store)
+        if self.world.is_on_driver:
+            place = SparkPlace(open_store("memory:"), kept=self.store)
         if self.guarantee == "at-most-once":
             position = give_up(
                 newest,
                 term,
                 store=self.store,
+                target=place.store,
                 sources=["rows"],
                 since=self.coordinator.log.last_restore() or 0,
             )
         else:
-            position = settle(newest, term, store=self.store, sources=["rows"])
+            position = settle(newest, term, store=self.store, target=place.store, sources=["rows"])
         self.folder = position.folder
         crash_point("driver.rewind.laid")
         self.coordinator.recover()
         # Not through the faulty store: Spark's files carry no checksum that would show a tear.
-        self.spark = FakeSpark(self.world.store, self.folder)
+        if not self.world.is_on_driver:
+            place = SparkPlace(self.world.store)
+        self.spark = FakeSpark(place.store, self.folder)
         self.batches = SparkBatches(
             self.coordinator,
-            self.world.store,
+            place,
             position,
             ["rows"],
             gives_up=self.guarantee == "at-most-once",

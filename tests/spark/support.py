@@ -160,16 +160,26 @@ class Program:
     It starts its own Spark, or runs on that of `on`, which outlives it.
     """
 
-    def __init__(self, module: str, *arguments: Any, on: Any = None, **environment: str) -> None:
+    def __init__(
+        self,
+        module: str,
+        *arguments: Any,
+        on: Any = None,
+        run: Callable[..., subprocess.Popen[str]] = subprocess.Popen,
+        **environment: str,
+    ) -> None:
+        """`run` starts the process, by default on this host."""
         python_path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self._attachment = None if on is None else Attachment(on)
         if self._attachment is not None:
             environment |= self._attachment.environment
         runner = [] if on is None else ["tests.spark.attached"]
-        self.process = subprocess.Popen(
+        if run is subprocess.Popen:
+            environment = {**os.environ, "PYTHONPATH": python_path, **environment}
+        self.process = run(
             [sys.executable, "-m", *runner, f"tests.spark.programs.{module}", *map(str, arguments)],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": python_path, **environment},
+            env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

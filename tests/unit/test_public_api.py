@@ -41,7 +41,7 @@ LAYERS = [
 # Free to all, and free of all others. Key groups are arithmetic: slots and clients need them too.
 LEAVES = {
     "errors", "ids", "types", "state", "functions", "windows", "metrics", "crash", "logs",
-    "backoff", "key_groups", "process_identity", "misuse", "user_code", "report",
+    "backoff", "key_groups", "process_identity", "misuse", "user_code", "version", "report",
 }  # fmt: skip
 SERVERS = {"starlette", "uvicorn", "duckdb", "prometheus_client"}
 TOUCHES_SPARK = {

@@ -84,10 +84,10 @@ class Engine:
         self._graph = graph
         self._options = options
         self._on_end = on_end
-        self._spark_store = started.spark_store
+        self._spark_place = started.spark_place
         self._batches = SparkBatches(
             started.coordinator,
-            started.spark_store,
+            started.spark_place,
             started.position,
             graph.source_names,
             gives_up=options.guarantee == "at-most-once",
@@ -411,6 +411,7 @@ class Engine:
             self.changes.join(STOP_PATIENCE_S)
             self.driver.say_goodbye()
         close_all(sink.sink for sink in self._graph.sinks)
+        self._spark_place.close()
 
     def _finish_epoch(self) -> None:
         """Commit the last batches: the next start would run them again."""
@@ -430,8 +431,8 @@ class Engine:
             raise self._conflict()  # It is another driver's by now.
         self.failures.settle()
         delete_checkpoint(self.store, clean=drop_external)
-        if self._spark_store is not self.store:
-            self._spark_store.delete_folder(SPARK_FOLDER)
+        if self._spark_place.kept is not self.store:
+            self._spark_place.kept.delete_folder(SPARK_FOLDER)
 
     def _go_on_elsewhere(self, failure: BaseException) -> bool:
         """Start again in another folder if another driver still writes to Spark's; True if so."""

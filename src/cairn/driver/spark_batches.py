@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from cairn.driver.coordinator.epoch import Coordinator
 from cairn.driver.coordinator.rewind import Position
+from cairn.driver.spark_place import SparkPlace
 from cairn.errors import EpochError
 from cairn.storage.manifest import SparkPosition
 from cairn.storage.source_logs import advance
@@ -22,7 +23,6 @@ from cairn.storage.spark_log import (
     same_offsets,
     spark_folder,
 )
-from cairn.storage.store import Store
 
 
 class StoppingError(Exception):
@@ -53,7 +53,7 @@ class SparkBatches:
     def __init__(
         self,
         coordinator: Coordinator,
-        store: Store,
+        place: SparkPlace,
         position: Position,
         sources: Sequence[str],
         *,
@@ -68,7 +68,8 @@ class SparkBatches:
         self.stand = position.stand
         """The position of Spark when the run began."""
         self._coordinator = coordinator
-        self._store = store
+        self._place = place
+        self._store = place.store
         self._folder = position.folder
         self._sources = list(sources)
         self._gives_up = gives_up
@@ -85,6 +86,8 @@ class SparkBatches:
 
     def to_run(self, batch_id: int) -> SparkPosition | None:
         """Return the position of a batch; None if it was committed before a crash."""
+        if self._gives_up:
+            self._place.keep(self._folder)
         offsets = read_offsets(self._store, self._folder, batch_id)
         newest = self._coordinator.newest
         logs = self._logs
@@ -110,7 +113,9 @@ class SparkBatches:
     def leave_unread(self, batch_id: int) -> None:
         """Note that a planned batch was not processed, so that the next run reads it."""
         if self._gives_up:
-            leave_unread(self._store, self._folder, batch_id)
+            # In the place where the next run looks for batches that were planned.
+            self._place.keep(self._folder)
+            leave_unread(self._place.kept, self._folder, batch_id)
 
     def go_elsewhere(self) -> bool:
         """Use another folder, because a fenced driver still writes to Spark's folder.

@@ -45,12 +45,24 @@ def spark_config() -> dict[str, str]:
         # Spark would otherwise move a small subtask to where its input lies, away from its slot.
         "spark.shuffle.reduceLocality.enabled": "false",
         "spark.speculation": "false",
+        # A subtask waits for the executor of its slot: elsewhere it would restore all its state.
+        "spark.locality.wait.process": "60s",
+        # With dynamic allocation: no later epoch reads the pin tables and shuffle files of an
+        # executor without subtasks. By default Spark would keep it for ever.
+        "spark.dynamicAllocation.cachedExecutorIdleTimeout": "120s",
+        "spark.dynamicAllocation.shuffleTracking.timeout": "120s",
         # Spark's default one starts processes to set permissions, twice an epoch.
         "spark.sql.streaming.checkpointFileManagerClass": _FILE_MANAGER,
         # Without it the JVM complains loudly when a query is stopped inside an epoch.
         "spark.driver.extraJavaOptions": "-Xss8m",
         "spark.sql.session.timeZone": "UTC",
     }
+
+
+def is_cluster(spark: SparkSession) -> bool:
+    """True if there may be several executors. With one, there is one place for all slots."""
+    master = spark.sparkContext.master
+    return not master.startswith("local[") and master != "local"
 
 
 def set_epoch_config(session: SparkSession) -> None:

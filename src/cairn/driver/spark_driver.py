@@ -31,7 +31,7 @@ from cairn.driver.coordinator.partials import PartialChoice
 from cairn.driver.coordinator.quiet_collector import pause_collector
 from cairn.driver.coordinator.rounds import Outcome
 from cairn.driver.roster import Roster, SlotInfo
-from cairn.driver.spark_config import BATCH_BYTES, set_epoch_config
+from cairn.driver.spark_config import BATCH_BYTES, is_cluster, set_epoch_config
 from cairn.driver.spark_failure import as_cairn_error
 from cairn.driver.spark_log import QUERY_PREFIX, TASK_PROPERTY, leave_out_failures
 from cairn.driver.spark_tasks import SparkTasks
@@ -78,12 +78,6 @@ class _Reports(AccumulatorParam[list[bytes]]):  # type: ignore[misc]
     def addInPlace(self, value1: list[bytes], value2: list[bytes]) -> list[bytes]:
         value1 += value2
         return value1
-
-
-def is_cluster(spark: SparkSession) -> bool:
-    """True if there may be several executors. With one, there is one place for all slots."""
-    master = spark.sparkContext.master
-    return not master.startswith("local[") and master != "local"
 
 
 class SparkDriver:

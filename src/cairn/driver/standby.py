@@ -95,3 +95,4 @@ class Standby:
             self._following.join(CLOSE_PATIENCE_S)
         with suppress(Exception):
             self.driver.say_goodbye()
+        self.prepared.spark_place.close()

@@ -13,7 +13,7 @@ Always true here:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 import msgspec
@@ -24,7 +24,10 @@ from cairn.driver.coordinator.epoch import Coordinator, clock_ms
 from cairn.driver.coordinator.leadership.base import Grant
 from cairn.driver.coordinator.resume import check_resume, check_sources
 from cairn.driver.coordinator.rewind import Position, give_up, settle
+from cairn.driver.executor_check import check_executors
 from cairn.driver.options import Options, check_options
+from cairn.driver.spark_config import is_cluster
+from cairn.driver.spark_place import SparkPlace, choose_place
 from cairn.errors import CommitConflictError, PlanError
 from cairn.ids import new_id
 from cairn.logs import logger
@@ -39,6 +42,7 @@ from cairn.storage.failures import Failures
 from cairn.storage.log import check_job
 from cairn.storage.manifest import Epoch, JobInfo
 from cairn.storage.notes import write_ending, write_graph
+from cairn.storage.probe import put_probe
 from cairn.storage.source_logs import for_setting
 from cairn.storage.spark_log import COMPACT_SETTING, lay_out_from, spark_folder
 from cairn.storage.store import Store, open_store
@@ -49,8 +53,7 @@ class Prepared(NamedTuple):
     """A program before its takeover: what can be made while another driver leads."""
 
     store: Store
-    spark_store: Store
-    """The store of Spark's folder."""
+    spark_place: SparkPlace
     savepoint: Savepoint | None
     job: JobInfo
     spec: JobSpec
@@ -61,8 +64,7 @@ class Prepared(NamedTuple):
 
 class Started(NamedTuple):
     store: Store
-    spark_store: Store
-    """The store of Spark's folder."""
+    spark_place: SparkPlace
     coordinator: Coordinator
     position: Position
     """The position from which Spark continues."""
@@ -70,19 +72,27 @@ class Started(NamedTuple):
 
 
 def prepare(graph: Graph, options: Options) -> Prepared:
-    """Check the options, open the checkpoint and make the job's spec; nobody is fenced."""
+    """Check the options, the store and the executors, and make the job's spec.
+
+    Nobody is fenced. A refusal leaves nothing in the checkpoint.
+    """
     spark = graph.sources[0].dataframe.sparkSession
     parallelism = check_options(graph, options, spark)
     # Spark keeps the logs of as many batches as we keep epochs, so a job can return to each.
     retained = max(100, 2 * options.retained_epochs * options.checkpoint_every)
     spark.conf.set("spark.sql.streaming.minBatchesToRetain", retained)
     store = _open_store(options.checkpoint)
-    spark_store = _open_store(options.spark_checkpoint) if options.spark_checkpoint else store
+    spark_store = _open_store(options.spark_checkpoint) if options.spark_checkpoint else None
     savepoint = None if options.savepoint is None else open_savepoint(options.savepoint)
+    run_id = new_id()
+    with _plan_error_on_io(store.url), put_probe(store, run_id) as probe:
+        if is_cluster(spark) and graph.needs_slots:
+            check_executors(spark, store.url, probe, run_id)
     with _plan_error_on_io(store.url):
         job = open_job(store, graph.name, graph.group_count, savepoint)
     spec = _make_spec(graph, options, job, store.url)
-    return Prepared(store, spark_store, savepoint, job, spec, parallelism, new_id())
+    place = choose_place(store, spark_store, run_id)
+    return Prepared(store, place, savepoint, job, spec, parallelism, run_id)
 
 
 def check_prepared(epoch: Epoch, graph: Graph, options: Options, coordinator: Coordinator) -> None:
@@ -106,15 +116,19 @@ def start(
     another driver has appended to the log since.
     """
     opened: list[Sink] = []
-    with closed_on_error(opened):
+    with closed_on_error(opened), ExitStack() as on_error:
         # First: a function that cannot be pickled is found before a sink creates its target.
-        return _start(graph, options, prepared or prepare(graph, options), grant, opened)
+        prepared = prepared or prepare(graph, options)
+        on_error.callback(prepared.spark_place.close)
+        started = _start(graph, options, prepared, grant, opened)
+        on_error.pop_all()
+        return started
 
 
 def _start(
     graph: Graph, options: Options, prepared: Prepared, grant: Grant | None, opened: list[Sink]
 ) -> Started:
-    store, spark_store, savepoint = prepared.store, prepared.spark_store, prepared.savepoint
+    store, place, savepoint = prepared.store, prepared.spark_place, prepared.savepoint
     _open_sinks(graph, prepared.job, store.url, opened)
     coordinator = make_coordinator(graph, options, prepared)
     _take_over(graph, options, coordinator, prepared.job, grant)
@@ -127,16 +141,16 @@ def _start(
             # program.
             rewrite = _check(coordinator.newest, graph, options, coordinator)
         elif savepoint is not None:
-            rewrite = _load(savepoint, graph, options, coordinator, spark_store)
+            rewrite = _load(savepoint, graph, options, coordinator, place)
         coordinator.deploy(coordinator.spec, rewrite=rewrite)
-        position = _settle(graph, options, coordinator, spark_store)
+        position = _settle(graph, options, coordinator, place)
         crash_point("driver.rewind.laid")
         coordinator.recover()
     newest = coordinator.newest
     progress.say("no epoch yet" if newest is None else f"going on from epoch {newest.number}")
     _write_graph(store, coordinator.term, graph, options.trigger)
     coordinator.on_failure = failures.note
-    return Started(store, spark_store, coordinator, position, failures)
+    return Started(store, place, coordinator, position, failures)
 
 
 def _open_store(url: str) -> Store:
@@ -177,7 +191,7 @@ def make_coordinator(graph: Graph, options: Options, prepared: Prepared) -> Coor
         parallelism=prepared.parallelism,
         retained_epochs=options.retained_epochs,
         retained_s=_seconds(options.retained_for, "retained_for"),
-        spark_store=prepared.spark_store,
+        spark_store=prepared.spark_place.kept,
         run_id=prepared.run_id,
         origins=graph.watermarks,
         guarantee=options.guarantee,
@@ -254,7 +268,7 @@ def _write_graph(store: Store, term: int, graph: Graph, trigger: str) -> None:
 
 
 def _settle(
-    graph: Graph, options: Options, coordinator: Coordinator, spark_store: Store
+    graph: Graph, options: Options, coordinator: Coordinator, place: SparkPlace
 ) -> Position:
     """Bring Spark's folder to the newest epoch; return the position to continue from."""
     newest, term = coordinator.newest, coordinator.term
@@ -264,7 +278,8 @@ def _settle(
         return give_up(
             newest,
             term,
-            store=spark_store,
+            store=place.kept,
+            target=place.store,
             checkpoint=checkpoint,
             sources=sources,
             reset_sources=reset,
@@ -274,7 +289,8 @@ def _settle(
     return settle(
         newest,
         term,
-        store=spark_store,
+        store=place.kept,
+        target=place.store,
         checkpoint=checkpoint,
         sources=sources,
         reset_sources=reset,
@@ -322,7 +338,7 @@ def _load(
     graph: Graph,
     options: Options,
     coordinator: Coordinator,
-    spark_store: Store,
+    place: SparkPlace,
 ) -> frozenset[str]:
     """Make a savepoint the first epoch of an empty checkpoint; return the uids to rewrite."""
     folder = f"{spark_folder(coordinator.term)}-savepoint"
@@ -337,6 +353,6 @@ def _load(
     )
     rewrite = _check(loaded, graph, options, coordinator)
     files = for_setting(savepoint.source_files(), loaded.spark, compact_interval(graph))
-    lay_out_from(loaded.spark, files, folder, target=spark_store)
+    lay_out_from(loaded.spark, files, folder, target=place.store)
     coordinator.adopt(loaded)
     return rewrite

@@ -5,6 +5,7 @@
         slot-<i>.lock           held while one is started
         slot-<i>.log            output and log of slot i; slot-<i>.log.1 is the part before
         p-<id>/                 of one process: pid, socket, door, scratch
+        p-spark/                Spark's streaming checkpoint, if <executor> is a driver
     <runtime>/nursery-<executor>/       socket, lock, log
     <runtime>/driver-<pid>-<time>/      log of a driver's JVM
 

@@ -37,6 +37,9 @@ NOTE_FOLDERS: Final = (
     GROUP_FOLDER,
 )
 
+PROBE_PREFIX: Final = "probe-"
+"""Objects that a start writes and removes again; one that was killed may leave its own."""
+
 SAVEPOINT_PATH: Final = "savepoint.json"
 UNFINISHED_PATH: Final = "unfinished.json"
 """Exists from the first file of a savepoint until savepoint.json does: the claim of its writer."""

@@ -31,6 +31,7 @@ from cairn.storage.paths import (
     LOG_FOLDER,
     NOTE_FOLDERS,
     PENDING_FOLDER,
+    PROBE_PREFIX,
     PUBLISHED_FOLDER,
     REMOVAL_PATH,
     SAVEPOINT_PATH,
@@ -108,6 +109,7 @@ def delete_checkpoint(
     for path in sorted(o.path for o in found if o.path.startswith(f"{LOG_FOLDER}/")):
         store.delete([path])
     store.delete_folder(LOG_FOLDER)
+    store.delete(o.path for o in found if o.path.startswith(PROBE_PREFIX))
     store.delete([LEADER_PATH, JOB_PATH])
     store.delete([REMOVAL_PATH])
     _remove_empty_folder(store)
@@ -132,7 +134,8 @@ def _mark() -> bytes:
 
 
 def _is_ours(path: str) -> bool:
-    return path in (JOB_PATH, LEADER_PATH) or path.partition("/")[0] in (*_FOLDERS, LOG_FOLDER)
+    is_file = path in (JOB_PATH, LEADER_PATH) or path.startswith(PROBE_PREFIX)
+    return is_file or path.partition("/")[0] in (*_FOLDERS, LOG_FOLDER)
 
 
 def _fence(store: Store) -> None:

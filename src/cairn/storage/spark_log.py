@@ -251,9 +251,10 @@ def lay_out_for(
     reset_sources: Collection[str] = (),
     *,
     checkpoint: Store | None = None,
+    target: Store | None = None,
     compact_interval: int | None = None,
 ) -> bool:
-    """Like `lay_out`, for a program with other sources than the position.
+    """Like `lay_out`, for a program with other sources than the position; by default in one store.
 
     Sources keep their offsets when their order changes; new ones, and those in `reset_sources`,
     start at their beginning. Returns False, and writes nothing, if no source has an offset.
@@ -271,7 +272,7 @@ def lay_out_for(
             position,
             folder,
             source=store,
-            target=store,
+            target=target or store,
             checkpoint=checkpoint,
             compact_interval=compact_interval,
         )
@@ -297,6 +298,7 @@ def lay_out_for(
     moved_to = msgspec.structs.replace(
         position, offsets="\n".join([*head, *lines]), sources=list(sources)
     )
-    metadata = read_metadata(store, position.folder)
-    lay_out_from(moved_to, files, folder, store, metadata=metadata)
+    target = target or store
+    metadata = read_metadata(store, position.folder) if target is store else None
+    lay_out_from(moved_to, files, folder, target, metadata=metadata)
     return True

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +35,7 @@ from cairn.protocol.messages import Begin, Failure, begin_decoder, pack_failure
 from cairn.protocol.parts import for_subtask
 from cairn.slot.process import SlotHome, executor_process
 from cairn.slot.server import DONE, ENDED, FAILED, LOAD_FIRST, Call, Loaded
+from cairn.version import VERSION
 
 BEGIN_PROPERTY = "cairn.begin"
 QUEUE_BATCHES = 8
@@ -71,10 +73,13 @@ class Forward:
     spec_id: str
     spec: bytes
     reports: Any
+    version: str = VERSION
+    """The driver's version of cairn."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
 
+        self.check_version()
         task = TaskContext.get()
         assert task is not None, "forwarders run in Spark tasks"
         text = task.getLocalProperty(BEGIN_PROPERTY)
@@ -104,6 +109,16 @@ class Forward:
             raise SubtaskError(pack_failure(lost)) from error
         finally:
             _spare_collector()
+
+    def check_version(self) -> None:
+        """Raise a SubtaskError on an executor with another cairn, which came after the start."""
+        if self.version != VERSION:
+            message = (
+                f"driver and executors differ: the driver runs cairn {self.version}, "
+                f"the executor on {os.uname().nodename} runs cairn {VERSION}\n"
+                "  next: install the driver's version on every host"
+            )
+            raise SubtaskError(pack_failure(Failure("PlanError", message, {})))
 
     def _begin(self, home: SlotHome, call: Call, begin: Begin) -> flight.FlightClient:
         body = msgspec.msgpack.encode(

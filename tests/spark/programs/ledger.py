@@ -186,6 +186,7 @@ def main() -> None:
     parser.add_argument("--bases", action="store_true", help="after every epoch a base is due")
     parser.add_argument("--ha", default=None)
     parser.add_argument("--standby", default="warm")
+    parser.add_argument("--conf", nargs="*", default=[], metavar="NAME=VALUE")
     parser.add_argument("--stop-spark-at", type=int, default=None, metavar="EPOCH")
     options = parser.parse_args()
 
@@ -201,7 +202,8 @@ def main() -> None:
         master=options.master,
         ui__enabled=False,
         # On a busy machine a subtask would rather move than wait: it is placement that is tested.
-        locality__wait="60s",
+        **({} if options.conf else {"locality__wait": "60s"}),
+        **dict(setting.partition("=")[::2] for setting in options.conf),
     )
     job = build(spark, options.input, options.work)
     run = job.start(
@@ -228,7 +230,7 @@ def main() -> None:
                     newest = now
                     driver = run._engine.driver
                     told: dict[str, Any] = {}
-                    if options.master.startswith("local-cluster"):
+                    if not options.master.startswith("local["):
                         asked = run.query_many("ledger", "count", ["a0", "a1", "a4"])
                         told["asked"] = [asked.source, asked.epoch, sorted(asked.values)]
                     report(epoch=now, placement=driver.placement, repinned=driver.repinned, **told)

@@ -9,6 +9,7 @@ import pytest
 
 from cairn.driver.coordinator.rewind import Position, Stand
 from cairn.driver.spark_batches import SparkBatches
+from cairn.driver.spark_place import SparkPlace
 from cairn.storage.store import open_store
 from tests.unit.storage.spark_folders import OLD, files_seen
 from tests.unit.storage.test_source_logs import ran
@@ -25,7 +26,12 @@ def test_a_folder_laid_out_beside_another_driver_is_one_that_this_session_reads(
     )
     position = Position(OLD, Stand.EQUAL)
     batches = SparkBatches(
-        coordinator, store, position, ["files"], gives_up=False, compact_interval=setting
+        coordinator,
+        SparkPlace(store),
+        position,
+        ["files"],
+        gives_up=False,
+        compact_interval=setting,
     )
     assert batches.go_elsewhere()
     folder = batches.url.removeprefix(f"{store.url}/")

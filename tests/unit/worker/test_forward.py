@@ -74,3 +74,13 @@ def test_row_of_another_subtask_fails_the_task() -> None:
             _check_groups(pa.array(strange, pa.int32()), range(4, 8))
         failure = find_failure(str(caught.value))
         assert failure is not None and "a subtask that owns 4 to 7" in failure.message
+
+
+def test_a_forward_of_another_version_refuses_to_run_in_one_sentence() -> None:
+    forward = forward_of(Envelope((MINE,)), Envelope((NEXT,)))
+    forward.version = "0.0.9"
+    with pytest.raises(SubtaskError) as refused:
+        next(forward(iter(())))
+    failure = find_failure(str(refused.value))
+    assert failure is not None and failure.kind == "PlanError"
+    assert "the driver runs cairn 0.0.9, the executor on" in failure.message.splitlines()[0]

@@ -5,7 +5,8 @@ run the batch that the epoch records, that batch is skipped; if Spark has commit
 last, Spark continues. Otherwise a new folder is written from the manifest, and Spark resumes
 after the epoch: also if a Spark file is missing or damaged, or if the program reads other
 sources than the epoch was made from. A batch that Spark has planned
-and that is not in the log is planned again, because Spark's files carry no checksum.
+and that is not in the log is planned again, because Spark's files carry no checksum. If the folder
+of each run is on the driver's disk, it is always written.
 
 A job that never reads twice (at-most-once) continues after the last batch that any driver has
 planned, in a new folder. A fenced driver may plan another batch in its own folder, but it reads
@@ -59,6 +60,7 @@ class Stand(Enum):
     DAMAGED = "a Spark file is missing, damaged, or differs from the one of the epoch"
     MISPLACED = "the session compacts lists of files at another interval than the folder"
     GIVEN_UP = "all planned batches count as read, processed or not"
+    ELSEWHERE = "Spark's folder is on the driver's disk: every start writes it"
     SOURCES = "the program reads other sources, or some from their beginning"
 
 
@@ -115,21 +117,24 @@ def settle(
     sources: Sequence[str],
     reset_sources: Collection[str] = (),
     checkpoint: Store | None = None,
+    target: Store | None = None,
     compact_interval: int | None = None,
 ) -> Position:
     """Return the folder for Spark: its present one, or a new one written from the manifest.
 
-    `store` has Spark's folders; `checkpoint` has the log, if that is another store. `sources`
-    are those of the program, in Spark's order. Sources in `reset_sources` start from their
-    beginning, even if the state contains rows of them. Sources that the program no longer has
-    are dropped; `resume.check_sources` has checked before the takeover that this is allowed.
-    `compact_interval` is that of Spark's file sources in the session that runs the query.
+    `store` has Spark's folders; `checkpoint` has the log, if that is another store. A `target` that
+    is not `store` gets the new folder. `sources` are those of the program, in Spark's order.
+    Sources in `reset_sources` start from their beginning, even if the state contains rows of them.
+    Sources that the program no longer has are dropped; `resume.check_sources` has checked before
+    the takeover that this is allowed. `compact_interval` is that of Spark's file sources in the
+    session that runs the query.
     """
     folder = spark_folder(term)
     if epoch is None:
         return Position(folder, Stand.FRESH)
     change = match_sources(epoch.spark, sources, reset_sources)
-    if change is None or not change.is_same:
+    is_elsewhere = target is not None and target is not store
+    if change is None or not change.is_same or is_elsewhere:
         lay_out_for(
             epoch.spark,
             folder,
@@ -137,9 +142,10 @@ def settle(
             sources,
             reset_sources,
             checkpoint=checkpoint,
+            target=target,
             compact_interval=compact_interval,
         )
-        return Position(folder, Stand.SOURCES)
+        return Position(folder, Stand.ELSEWHERE if is_elsewhere else Stand.SOURCES)
     stand = compare(store, epoch, checkpoint=checkpoint, compact_interval=compact_interval)
     if stand in (Stand.EQUAL, Stand.BEHIND):
         return Position(epoch.spark.folder, stand)
@@ -163,6 +169,7 @@ def give_up(
     reset_sources: Collection[str] = (),
     since: int = 0,
     checkpoint: Store | None = None,
+    target: Store | None = None,
     compact_interval: int | None = None,
 ) -> Position:
     """Like `settle`, for a job that never reads twice: it continues after all planned batches.
@@ -182,6 +189,7 @@ def give_up(
         sources,
         reset_sources,
         checkpoint=checkpoint,
+        target=target,
         compact_interval=compact_interval,
     )
     return Position(folder, Stand.GIVEN_UP)

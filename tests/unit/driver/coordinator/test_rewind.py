@@ -221,3 +221,20 @@ def test_what_a_driver_has_planned_after_such_an_epoch_is_given_up(store: Store)
     store.put(f"{NEW}/offsets/0", b'v1\n{}\n{"n":0}')
     after = give_up(made, 11, store=store, sources=["a"])
     assert source_lines(read_offsets(store, after.folder, 0)) == ['{"n":0}']
+
+
+# On the driver's disk
+
+
+def test_a_folder_on_the_drivers_disk_is_written_from_the_epoch_at_every_start(
+    store: Store,
+) -> None:
+    """Also if a folder of an earlier run is in the checkpoint: Spark cannot write to it."""
+    spark_ran(store, 3, committed=3)
+    newest = at(2, '{"n":2}')
+    disk = open_store("memory:")
+    before = store.list()
+    position = settle(newest, 9, store=store, target=disk, sources=["a"])
+    assert position == (NEW, Stand.ELSEWHERE)
+    assert source_lines(read_offsets(disk, NEW, 2)) == ['{"n":2}']
+    assert store.list() == before
