@@ -26,6 +26,7 @@ from cairn.errors import QueryError
 from cairn.query.link import TRIES_MAX, Json, Link, encode_json
 from cairn.query.live import Answer, Answers, Source
 from cairn.query.lookups import Held, Key
+from cairn.report.balance import Balance
 from cairn.report.epoch import EpochReport
 
 if TYPE_CHECKING:
@@ -204,6 +205,10 @@ class Client:
     def rescale(self, parallelism: int) -> None:
         """From the next epoch on, run with this many subtasks."""
         self._link.control("rescale", {"parallelism": parallelism})
+
+    def rebalance(self) -> Balance:
+        """From the next epoch on, cut the ranges of key groups by their load."""
+        return msgspec.convert(self._link.control("rebalance", {}), Balance)
 
     def stop(self, savepoint: str | None = None) -> Json:
         """End the run after the epoch under way; with `savepoint`, a name, write one then."""

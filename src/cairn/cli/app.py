@@ -22,6 +22,7 @@ from cairn.cli.failure import report_errors
 
 _COMMANDS: Final[dict[str, tuple[Callable[..., None], ...]]] = {
     "Run a job": (run_commands.new, run_commands.run, run_commands.explain, run_commands.demo),
+    "Change a job that runs": (change_commands.rebalance,),
     "Look at a checkpoint, whether its job runs or not": (
         look_commands.dashboard,
         look_commands.ls,

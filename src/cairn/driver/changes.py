@@ -1,4 +1,4 @@
-"""Changes of a running job: another parallelism, other functions.
+"""Changes of a running job: another parallelism, other ranges, other functions.
 
     ask      check the change and prepare it beside the epochs, or refuse it
     apply    between two epochs, apply all changes since the last time
@@ -35,6 +35,7 @@ from cairn.plan.check import (
 from cairn.plan.deploy import pickle_function
 from cairn.plan.graph import Graph, ProcessNode
 from cairn.protocol.scoped_state import states_by_scope
+from cairn.report.balance import Balance
 
 if TYPE_CHECKING:
     from cairn.driver.spark_driver import SparkDriver
@@ -45,6 +46,7 @@ class _Change:
     """The changes that the next epoch will run with."""
 
     parallelism: int | None = None
+    is_rebalance: bool = False
     preparations: list[threading.Thread] = field(default_factory=list)
     functions: dict[str, bytes] = field(default_factory=dict)
     allow_dropped_state: bool = False
@@ -88,6 +90,15 @@ class Changes:
             preparation.start()
 
         self._ask(ask)
+
+    def rebalance(self) -> Balance:
+        """Cut the ranges of the next epoch by load, and return what that changes by now."""
+
+        def ask(change: _Change) -> None:
+            change.is_rebalance = True
+
+        self._ask(ask)
+        return self._coordinator.compare_ranges()
 
     def _prepare(self, parallelism: int) -> None:
         """Start slots ahead of the next epoch; if that fails, the epoch starts them."""
@@ -150,8 +161,11 @@ class Changes:
             )
         )
         coordinator.rescale(change.parallelism or coordinator.parallelism)
+        # A change of parallelism cuts the ranges by load too.
+        if change.is_rebalance and change.parallelism is None:
+            self._log_balance(coordinator.rebalance())
         coordinator.deploy(spec, rewrite=rewrite)
-        self._driver.deploy(spec, coordinator.parallelism)
+        self._driver.deploy(spec, coordinator.parallelism, coordinator.starts)
         self._log(change)
         crash_point("driver.deployed")
 
@@ -163,6 +177,10 @@ class Changes:
         for uid in change.functions:
             facts = {"job": job, "operator": uid}
             logger.info("upgraded: operator %r has another function", uid, extra=facts)
+
+    def _log_balance(self, balance: Balance) -> None:
+        facts = {"job": self._graph.name, "groups_moved": balance.groups_moved}
+        logger.info("rebalanced: %s", balance.text(), extra=facts)
 
     def join(self, timeout_s: float) -> None:
         """Wait for preparations: the order to end does not reach a slot that is starting."""

@@ -15,6 +15,7 @@ from cairn.driver.coordinator.reports import report_of
 from cairn.driver.roster import SlotInfo
 from cairn.driver.serving import Serve
 from cairn.errors import EpochError
+from cairn.report.balance import Balance
 from cairn.report.epoch import EpochReport
 from cairn.snapshots.destination import check_destination
 from cairn.storage.store import open_store
@@ -95,6 +96,10 @@ class FakeRun:
     def savepoint(self, path: str) -> Any:
         self.asked.append(("savepoint", path))
         return SimpleNamespace(epoch=3, rows=5, bytes=100)
+
+    def rebalance(self) -> Balance:
+        self.asked.append(("rebalance",))
+        return Balance(parallelism=3, busiest_before=2.0, busiest_after=1.1, groups_moved=4)
 
     def rescale(self, parallelism: int) -> None:
         self.asked.append(("rescale", parallelism))
