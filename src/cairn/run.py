@@ -24,6 +24,7 @@ from cairn.query.live import Answer, Answers, LiveState
 from cairn.report.balance import Balance
 from cairn.report.epoch import EpochReport
 from cairn.report.notebook import Plot, RunFacts, run_facts, run_html, timeline
+from cairn.report.scaling import ScalingReport
 from cairn.report.status import Status
 from cairn.sinks.base import closed_on_error
 from cairn.snapshots.destination import check_destination
@@ -226,6 +227,11 @@ class Run:
         self._check_running()
         self._engine.changes.rescale(parallelism)
 
+    @property
+    def scaling(self) -> ScalingReport:
+        """The last decision of autoscaling, the changes of parallelism so far, and the backlog."""
+        return self._engine.scaling.report()
+
     def rebalance(self) -> Balance:
         """Cut the ranges of key groups by their load, from the next epoch on.
 
@@ -348,7 +354,8 @@ class _Life:
         ):
             if standby is not None and coordinator.spec == standby.prepared.spec:
                 driver = standby.driver
-                if driver.starts != coordinator.starts:
+                ranges = coordinator.parallelism, coordinator.starts
+                if (driver.parallelism, driver.starts) != ranges:
                     driver.deploy(coordinator.spec, coordinator.parallelism, coordinator.starts)
             else:
                 driver = SparkDriver(

@@ -18,7 +18,7 @@ from cairn import (
     StateSchemaError,
     state,
 )
-from cairn.driver.coordinator import load
+from cairn.driver.coordinator import autoscale, load
 from tests.marks import for_soak
 from tests.spark.live import FILES, Live
 from tests.spark.programs.ledger import SCHEMA, Ledger, Ledger2, build, payments
@@ -90,6 +90,29 @@ def test_ranges_by_load_move_key_groups_and_rewrite_nothing(
         )
         live.run.rescale(2)
         live.feed()
+    assert by_id(published(tmp_path / "booked")) == rows
+    assert stored_state(live.job, tmp_path / "checkpoint") == expected
+
+
+def test_a_job_that_is_busy_scales_up_by_itself_and_notes_why(
+    spark, undisturbed, tmp_path, monkeypatch
+):
+    rows, expected = undisturbed
+    # Any work is too much for one subtask, and two epochs prove it.
+    rules = {"UTILISATION": 1e-9, "HIGH": -1.0, "EPOCHS_UP": 2, "DOMINANT": 2.0, "COOL_MS": 0}
+    for name, value in rules.items():
+        monkeypatch.setattr(autoscale, name, value)
+    with Live(spark, tmp_path, parallelism="1..2", autoscale="on") as live:
+        assert live.run.parallelism == 1, "the lower end of the range"
+        for _ in range(6):
+            live.feed()
+        scaling = live.run.scaling
+        assert live.run.parallelism == 2 and scaling.mode == "on"
+        (made,) = [each for each in scaling.changes if each.by == "autoscale"]
+        assert (made.kind, made.parallelism, made.target) == ("up", 1, 2)
+        noted = [each.decision for each in live.run.epochs() if each.decision is not None]
+        assert made in noted
+        assert scaling.backlog == dict.fromkeys(live.job.graph().source_names), "files report none"
     assert by_id(published(tmp_path / "booked")) == rows
     assert stored_state(live.job, tmp_path / "checkpoint") == expected
 

@@ -19,7 +19,7 @@ import cloudpickle
 import msgspec
 
 from cairn.crash import crash_point
-from cairn.driver.coordinator.epoch import Coordinator
+from cairn.driver.coordinator.epoch import Coordinator, clock_ms
 from cairn.driver.coordinator.resume import check_resume
 from cairn.driver.coordinator.ticker import Pace
 from cairn.driver.options import check_parallelism
@@ -36,6 +36,7 @@ from cairn.plan.deploy import pickle_function
 from cairn.plan.graph import Graph, ProcessNode
 from cairn.protocol.scoped_state import states_by_scope
 from cairn.report.balance import Balance
+from cairn.report.scaling import Decision
 
 if TYPE_CHECKING:
     from cairn.driver.spark_driver import SparkDriver
@@ -47,6 +48,7 @@ class _Change:
 
     parallelism: int | None = None
     is_rebalance: bool = False
+    decision: Decision | None = None
     preparations: list[threading.Thread] = field(default_factory=list)
     functions: dict[str, bytes] = field(default_factory=dict)
     allow_dropped_state: bool = False
@@ -77,15 +79,15 @@ class Changes:
     def is_asked(self) -> bool:
         return self._change is not None
 
-    def rescale(self, parallelism: int) -> None:
-        """Run the next epoch with this many subtasks."""
+    def rescale(self, parallelism: int, decision: Decision | None = None) -> None:
+        """Run the next epoch with this many subtasks; by this decision, or on request."""
         check_parallelism(parallelism, self._graph.group_count)
         preparation = threading.Thread(
             target=self._prepare, args=(parallelism,), daemon=True, name="cairn-rescale"
         )
 
         def ask(change: _Change) -> None:
-            change.parallelism = parallelism
+            change.parallelism, change.decision = parallelism, decision
             change.preparations.append(preparation)
             preparation.start()
 
@@ -160,9 +162,12 @@ class Changes:
                 for uid, function in change.functions.items()
             )
         )
-        coordinator.rescale(change.parallelism or coordinator.parallelism)
-        # A change of parallelism cuts the ranges by load too.
-        if change.is_rebalance and change.parallelism is None:
+        if change.parallelism is not None and change.parallelism != coordinator.parallelism:
+            coordinator.decision = change.decision or _make_request(
+                coordinator.parallelism, change.parallelism
+            )
+            coordinator.rescale(change.parallelism)  # It cuts the ranges by load too.
+        elif change.is_rebalance:
             self._log_balance(coordinator.rebalance())
         coordinator.deploy(spec, rewrite=rewrite)
         self._driver.deploy(spec, coordinator.parallelism, coordinator.starts)
@@ -216,3 +221,14 @@ class Changes:
                     f"{found!r}\n  next: stop the run and start the job with the new function",
                     uid=uid,
                 )
+
+
+def _make_request(before: int, after: int) -> Decision:
+    return Decision(
+        kind="up" if after > before else "down",
+        parallelism=before,
+        target=after,
+        reason="it was requested",
+        wall_ms=clock_ms(),
+        by="request",
+    )

@@ -394,6 +394,11 @@ class SparkDriver:
             self._crowded_epochs = 0
             self.repinned += 1
 
+    @property
+    def local_cores(self) -> int | None:
+        """The cores that all slots share, if Spark runs on one machine only; None on a cluster."""
+        return None if self._is_cluster else int(self.spark.sparkContext.defaultParallelism)
+
     def _executor_count(self) -> int:
         # One of them is the driver itself.
         status = self.spark.sparkContext._jsc.sc().getExecutorMemoryStatus()

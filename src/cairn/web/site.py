@@ -20,6 +20,7 @@ from cairn.driver.serving import Serve
 from cairn.query.health import checkpoint_health, read_declared, run_health
 from cairn.report.balance import Balance
 from cairn.report.epoch import EpochReport
+from cairn.report.scaling import ScalingReport
 from cairn.report.status import Health, Status
 from cairn.storage.log import Log
 from cairn.storage.store import Store, open_store
@@ -65,6 +66,8 @@ class LiveRun(Protocol):
     def paused(self) -> str | None: ...
     @property
     def parallelism(self) -> int: ...
+    @property
+    def scaling(self) -> ScalingReport: ...
     @property
     def restarts(self) -> int: ...
     @property

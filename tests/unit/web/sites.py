@@ -17,6 +17,7 @@ from cairn.driver.serving import Serve
 from cairn.errors import EpochError
 from cairn.report.balance import Balance
 from cairn.report.epoch import EpochReport
+from cairn.report.scaling import Decision, ScalingReport
 from cairn.snapshots.destination import check_destination
 from cairn.storage.store import open_store
 from cairn.web.app import make_app
@@ -96,6 +97,15 @@ class FakeRun:
     def savepoint(self, path: str) -> Any:
         self.asked.append(("savepoint", path))
         return SimpleNamespace(epoch=3, rows=5, bytes=100)
+
+    @property
+    def scaling(self) -> ScalingReport:
+        decision = Decision(
+            kind="up", parallelism=1, target=2, reason="rows wait", wall_ms=5, utilisation=0.9
+        )
+        return ScalingReport(
+            mode="on", decision=decision, changes=[decision], backlog={"rows": 7, "files": None}
+        )
 
     def rebalance(self) -> Balance:
         self.asked.append(("rebalance",))

@@ -76,6 +76,7 @@ from cairn.protocol.slots import CHANGES_MAX, slots_after
 from cairn.protocol.spec import JobSpec, OperatorSpec
 from cairn.report.balance import Balance
 from cairn.report.epoch import Measured, Timings
+from cairn.report.scaling import Decision
 from cairn.sinks.base import Committable, Execution, Sink
 from cairn.slot.feedback import feedback_state
 from cairn.storage.conditional_put import check_conditional_put
@@ -132,6 +133,8 @@ class Coordinator:
     """The slot of each subtask in later epochs."""
     starts: Starts = ()
     """The first key group of each subtask in later epochs; empty: equal ranges."""
+    decision: Decision | None = None
+    """A decision about the parallelism that the next epoch's manifest notes."""
     newest: Epoch | None = None
     """The epoch that the next batch starts from: committed, or with batches still to come."""
     committed: Epoch | None = None
@@ -169,6 +172,7 @@ class Coordinator:
         checkpoint_every: int = 1,
         commit_timeout_s: float | None = None,
         allow_dropped_output: bool = False,
+        parallelism_range: range | None = None,
     ) -> None:
         self.origins = dict(origins or {})
         self.store = store
@@ -202,6 +206,9 @@ class Coordinator:
         """Per slot, the files of its last reports that are in the newest epoch, or never will."""
         self._rescaled_from: tuple[int, ...] = ()
         self._pending = Pending(store)
+        self._parallelism_range = parallelism_range
+        self._full: frozenset[str] = frozenset()
+        """Slots that were reported because their memory is nearly used up."""
         self.load = Load(spec.group_count)
         self._rewrite: frozenset[str] = frozenset()
         self.deploy(spec)
@@ -318,6 +325,11 @@ class Coordinator:
     def _take_ranges(self, newest: Epoch) -> None:
         """Continue with the ranges of an epoch, or cut them for another parallelism."""
         self.load.note(newest, self.spec)
+        if self._parallelism_range is not None:
+            # Autoscaling has found this parallelism.
+            least, most = self._parallelism_range[0], self._parallelism_range[-1]
+            found = max((each.parallelism for each in newest.operators.values()), default=least)
+            self.slots = list(range(min(max(found, least), most)))
         held = starts_of(newest, self.parallelism, self.spec.group_count)
         self.starts = self.load.ranges_for(self.parallelism)[0] if held is None else held
 
@@ -390,6 +402,13 @@ class Coordinator:
         self._publisher.resume()
         for why in sorted({r.base_failed for each in ran.reports for r in each if r.base_failed}):
             logger.warning("epoch %d: a base could not be written, %s", number, why)
+        full = {r.slot_id: r for each in ran.reports for r in each if r.memory_excess}
+        for slot_id in sorted(full.keys() - self._full):
+            about = full[slot_id]
+            logger.warning(
+                "subtask %d on %s %s", about.subtask, about.executor, about.memory_excess
+            )
+        self._full = frozenset(full)
         if self._guarantee != "exactly-once":
             # First: a batch that is not published is not in the epoch, and is read again.
             self._check_leader(number)
@@ -458,6 +477,7 @@ class Coordinator:
         self.is_published = False
         self.newest = self.committed = epoch
         self.batches = 0
+        self.decision = None
         self.load.note(epoch, self.spec)
         self._publisher.publish_epoch(epoch)
         self.is_published = True
@@ -566,6 +586,7 @@ class Coordinator:
             timings=timings,
             metrics=metrics,
             oldest_kept=self._collector.oldest_to_keep(),
+            decision=self.decision,
         )
 
     def _operators_after(self, ran: Ran) -> dict[str, EpochOperator]:

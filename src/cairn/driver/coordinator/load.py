@@ -81,6 +81,13 @@ class Load:
             loads += rows * (weights.get(self._levels[uid], 1.0) if is_timed else 1.0)
         return loads
 
+    def heaviest_share(self) -> float:
+        """Return the share of the load in the heaviest key group; 0 while too little is known."""
+        loads = self.per_group()
+        rows = sum(float(each.sum()) for each in self._rows.values())
+        total = float(loads.sum())
+        return float(loads.max()) / total if total and rows >= ROWS_PER_SUBTASK_MIN else 0.0
+
     def ranges_for(self, parallelism: int, present: Starts = ()) -> tuple[Starts, Balance]:
         """Return the ranges to run with, and how they compare with the present ones.
 
