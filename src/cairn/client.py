@@ -3,15 +3,18 @@
     with cairn.client("http://10.0.0.7:8080", token=...) as job:
         job.query("fraud", "spent", "alice").value
 
+Of a group of drivers, give the addresses of all: requests go to the one that leads, and reads wait
+for a fail-over.
+
 Always true here:
 - values come back in their Python types, as the state's `get()` gives them; of aggregating
   state only the run can make those: of an epoch that is asked for by its number, and without
   a run, they are the accumulators;
 - an answer names the epoch it is of; answers to `query_many` are all of one epoch, and all
   results or all accumulators;
-- a request that only reads is sent again when the connection breaks or the server is busy;
-  one that changes the job never is, and is waited for as long as it takes;
-- a token is sent to the address that was given and to no other, and never shown.
+- a request that only reads is sent again when the connection breaks or the server is busy; one
+  that changes the job goes to one driver that accepts it, and is waited for as long as it takes;
+- a token is sent to the addresses that were given and to no other, and never shown.
 """
 
 from __future__ import annotations
@@ -46,20 +49,23 @@ _WHOLE: Final[Json] = {
 
 
 def client(
-    url: str,
+    url: str | Sequence[str],
     token: str | None = None,
     *,
     control_token: str | None = None,
     ca: str | None = None,
     timeout: float = 30.0,
     flight_url: str | None = None,
+    failover_timeout: float = 60.0,
 ) -> Client:
     """A client of a job that was started with `serve=`, or of `cairn dashboard`.
 
+    `url` is its address, or a list with the addresses of all drivers of a group: the client follows
+    the leader, and looks for one for `failover_timeout` seconds. Tokens go to these addresses only.
     `control_token` is for what changes the job. `ca` is a PEM file of who signed the server's
     certificate, when it is not one that the machine knows. `flight_url` is asked for if not given.
     """
-    link = Link(url, token, control_token, ca, timeout)
+    link = Link(url, token, control_token, ca, timeout, failover_timeout)
     return Client(link, ca=ca, timeout=timeout, flight_url=flight_url)
 
 
@@ -70,10 +76,11 @@ class Client:
         self, link: Link, *, ca: str | None, timeout: float, flight_url: str | None
     ) -> None:
         self._link = link
-        self.url = link.url
         self._ca = ca
         self._timeout = timeout
         self._flight_url = flight_url
+        self._is_found = False
+        """The address was found at a leader, which may be another one by now."""
 
     def __enter__(self) -> Client:
         return self
@@ -84,6 +91,11 @@ class Client:
     def __repr__(self) -> str:
         return f"<client of {self.url}>"
 
+    @property
+    def url(self) -> str:
+        """The address that requests go to; of a group, that of the leader as far as is known."""
+        return self._link.url
+
     def close(self) -> None:
         self._link.close()
 
@@ -92,6 +104,10 @@ class Client:
     def job(self) -> Json:
         """The job: its name, how it goes, its newest epoch."""
         return self._link.get("/api/job")
+
+    def leader(self) -> Json:
+        """Return who leads the job and who waits; a driver that waits answers this, too."""
+        return self._link.get("/api/leader")
 
     def epochs(self, limit: int = 100, before: int | None = None) -> list[EpochReport]:
         """Return the retained epochs in brief, newest first."""
@@ -210,6 +226,14 @@ class Client:
         """From the next epoch on, cut the ranges of key groups by their load."""
         return msgspec.convert(self._link.control("rebalance", {}), Balance)
 
+    def handover(self, to: str | None = None) -> Json:
+        """Pass the lead to a standby, named by host or identity; return that standby.
+
+        The leader finishes its epoch first. The answer does not wait for the takeover.
+        """
+        successor: Json = self._link.control("handover", {"to": to})["successor"]
+        return successor
+
     def stop(self, savepoint: str | None = None) -> Json:
         """End the run after the epoch under way; with `savepoint`, a name, write one then."""
         return self._link.control("stop", {"savepoint": savepoint})
@@ -228,7 +252,7 @@ class Client:
         return python if whole is None or python is None else whole(python)
 
     def _flight(self) -> str:
-        if self._flight_url is None:
+        if self._flight_url is None or self._is_found:
             port = self._link.get("/api/state").get("flight_port")
             if port is None:
                 raise QueryError(
@@ -239,6 +263,7 @@ class Client:
             host = self._link.host
             shown = f"[{host}]" if ":" in host else host
             self._flight_url = f"{scheme}://{shown}:{port}"
+            self._is_found = self._link.is_group
         return self._flight_url
 
 

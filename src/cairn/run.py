@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from cairn.driver import progress
 from cairn.driver.coordinator.leadership.base import Grant, Member
 from cairn.driver.coordinator.reports import report_of
 from cairn.driver.engine import Engine
+from cairn.driver.group import Group
 from cairn.driver.interrupts import hold_interrupts, print_no_traceback
 from cairn.driver.lives import Lives
 from cairn.driver.options import Options
@@ -25,12 +27,13 @@ from cairn.report.balance import Balance
 from cairn.report.epoch import EpochReport
 from cairn.report.notebook import Plot, RunFacts, run_facts, run_html, timeline
 from cairn.report.scaling import ScalingReport
-from cairn.report.status import Status
+from cairn.report.status import Restart, Status
 from cairn.sinks.base import closed_on_error
 from cairn.snapshots.destination import check_destination
 from cairn.snapshots.savepoint import SavepointInfo
 from cairn.snapshots.saving import write_savepoint
 from cairn.storage.log import Log
+from cairn.storage.store import open_store
 from cairn.web.lifetime import Web
 
 if TYPE_CHECKING:
@@ -53,18 +56,23 @@ class Run:
         self._options = options
         # Before anything else: a port that is taken is known before a job is taken over.
         self._web = Web(options.serve)
+        shown = None if options.serve is None else options.serve.public_url
         with self._web.close_on_error():
             self._lives = Lives(
                 graph,
                 options,
                 begin_life=partial(self._begin_life, graph),
-                url=self._web.url,
+                url=shown or self._web.url,
                 on_end=self._web.close,
                 is_interrupted=is_interrupted,
             )
+            if options.ha is not None:
+                # A standby serves while it waits: its status, and where the leader is.
+                self._web.open(self, open_store(options.checkpoint))
             self._lives.begin()
-        if self._lives.life is not None:
-            self._web.open(self, self._lives.life.store)
+        if options.ha is None and self._lives.life is not None:
+            with self._web.close_on_error(), self._stop_on_error():
+                self._web.open(self, self._lives.life.store)
 
     @classmethod
     def start(cls, graph: Graph, options: Options) -> Run:
@@ -75,6 +83,14 @@ class Run:
             if held.is_pending:
                 run.stop()
             return run
+
+    @contextmanager
+    def _stop_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.stop()
+            raise
 
     def _begin_life(self, graph: Graph, standby: Standby | None, grant: Grant | None) -> _Life:
         return _Life(
@@ -109,16 +125,33 @@ class Run:
         return self._lives.restarts
 
     @property
+    def is_waiting(self) -> bool:
+        """True while another driver of the group may lead the job: this one waits for the lead."""
+        return self._lives.is_waiting
+
+    def restart_history(self) -> list[Restart]:
+        """Return the last restarts of this run, oldest first: time, cause and pause of each."""
+        return list(self._lives.restart_history)
+
+    @property
     def failovers(self) -> int:
         """The number of times that this process has continued the job of another one."""
         return self._lives.failovers
 
-    def resign(self) -> Member:
+    def group(self) -> Group | None:
+        """Return the drivers of the group of `ha`: who leads, who waits.
+
+        None without `ha`, and after the end of the run.
+        """
+        return self._lives.group()
+
+    def resign(self, to: str | None = None) -> Member:
         """Finish the epoch, pass the lead to a standby and wait as one; return the new leader.
 
+        `to` is the host or the identity of a standby; without it a hot one is preferred.
         EpochError if no standby of the group could continue the job.
         """
-        return self._lives.resign()
+        return self._lives.resign(to)
 
     @property
     def error(self) -> BaseException | None:
@@ -230,7 +263,10 @@ class Run:
     @property
     def scaling(self) -> ScalingReport:
         """The last decision of autoscaling, the changes of parallelism so far, and the backlog."""
-        return self._engine.scaling.report()
+        life = self._lives.life
+        if life is None:
+            return ScalingReport(mode=self._options.autoscale)
+        return life.engine.scaling.report()
 
     def rebalance(self) -> Balance:
         """Cut the ranges of key groups by their load, from the next epoch on.

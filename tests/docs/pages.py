@@ -33,8 +33,8 @@ OTHERS = {"migration/flink.md"}
 """Pages with code of a system that is not installed."""
 SHOWN_ONLY = {"", "ini", "java", "json", "nginx", "sql", "text", "yaml", "{toctree}", "{eval-rst}"}
 OTHER_COMMANDS = {"curl", "export", "git", "make", "pip", "python"}
-STARTS_SOMETHING = {"run", "explain", "demo", "dashboard"}
-"""Commands that start Spark or do not end: only their arguments are checked."""
+STARTS_SOMETHING = {"run", "explain", "demo", "dashboard", "handover"}
+"""Commands that start Spark, do not end or need a running job: only arguments are checked."""
 
 _BLOCK = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<code>.*?)^```$|^<!-- run\n(?P<hidden>.*?)^-->$",
                     re.DOTALL | re.MULTILINE)  # fmt: skip

@@ -170,5 +170,8 @@ def test_a_run_that_is_stopped_in_standby_ends_at_once(spark, undisturbed, tmp_p
         options = Options(checkpoint=str(tmp_path / "checkpoint"), ha="store:?lease=30s")
         run = Run(job.graph(), options, is_interrupted=asked.is_set)
         assert (run.status, run.is_active, run.error) == ("stopped", False, None)
+        deadline = time.monotonic() + 60
+        while terms(tmp_path) == 0 and time.monotonic() < deadline:
+            time.sleep(0.1)
         leader.kill()
     assert terms(tmp_path) == 1

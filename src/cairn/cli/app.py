@@ -21,12 +21,19 @@ from cairn.cli.arguments import Debug
 from cairn.cli.failure import report_errors
 
 _COMMANDS: Final[dict[str, tuple[Callable[..., None], ...]]] = {
-    "Run a job": (run_commands.new, run_commands.run, run_commands.explain, run_commands.demo),
+    "Run a job": (
+        run_commands.new,
+        run_commands.run,
+        change_commands.handover,
+        run_commands.explain,
+        run_commands.demo,
+    ),
     "Change a job that runs": (change_commands.rebalance,),
     "Look at a checkpoint, whether its job runs or not": (
         look_commands.dashboard,
         look_commands.ls,
         look_commands.show,
+        look_commands.leader,
         look_commands.verify,
         look_commands.diff,
         look_commands.state,

@@ -1,4 +1,4 @@
-"""Commands that write: savepoint, rollback, branch, rm; and rebalance, which asks a run."""
+"""Commands that change something: savepoint, rollback, branch, rm, handover, rebalance."""
 
 from __future__ import annotations
 
@@ -106,6 +106,33 @@ def rebalance(
     with client(url, token, control_token=control_token) as job:
         balance = job.rebalance()
     print_json(balance) if as_json else typer.echo(balance.text())
+
+
+def handover(
+    urls: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="URL...", help="The HTTP addresses of the run, or of all drivers of its group."
+        ),
+    ],
+    to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST", help="The standby: its host or identity. Default: a hot one, or any."
+        ),
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for the takeover.")] = 60.0,
+    as_json: AsJson = False,
+) -> None:
+    """Pass the lead of a running job to a standby, after the current epoch.
+
+    Tokens come from CAIRN_TOKEN and CAIRN_CONTROL_TOKEN in the environment.
+
+    [dim]cairn handover http://a:8080 http://b:8080 --to b[/dim]
+    """
+    from cairn.cli.leading import hand_over
+
+    hand_over(urls, to=to, timeout_s=timeout, as_json=as_json)
 
 
 def rm(

@@ -1,4 +1,4 @@
-"""Commands that only read a checkpoint: dashboard, ls, show, verify, diff, state."""
+"""Commands that only read a checkpoint: dashboard, ls, show, leader, verify, diff, state."""
 
 from __future__ import annotations
 
@@ -74,6 +74,37 @@ def show(
     shown = read_epoch(open_checkpoint(checkpoint), epoch)
     print_epoch_json(shown) if as_json else print_epoch(shown)
     if shown.epoch is None:
+        raise typer.Exit(FAILED)
+
+
+def leader(
+    checkpoint: Checkpoint,
+    ha: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="The group, as for cairn run. Default: the one that the leader has noted.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show who leads a job, since when and where, and which drivers wait.
+
+    With store: it watches the records of the drivers for up to a lease. Secrets of ZooKeeper come
+    from the environment. The exit code is 1 if nobody leads.
+
+    [dim]cairn leader ckpt[/dim]
+    """
+    from cairn.cli.checkpoint import open_checkpoint
+    from cairn.cli.leading import print_lead
+    from cairn.cli.tables import print_json
+    from cairn.query.leading import read_lead
+    from cairn.report.status import ACTIVE
+
+    found = read_lead(open_checkpoint(checkpoint), ha)
+    print_json(found) if as_json else print_lead(found)
+    is_led = found.health.status in ACTIVE if found.group is None else found.group.leader
+    if not is_led:
         raise typer.Exit(FAILED)
 
 

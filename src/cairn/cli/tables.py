@@ -17,7 +17,7 @@ from rich.text import Text
 
 from cairn.cli.checkpoint import CheckReport, Finding, SavedJob
 from cairn.query.epochs import EpochList, RecordReport, RestoreReport, TakeoverReport
-from cairn.report.status import ACTIVE, Health, Status
+from cairn.report.status import ACTIVE, Health, Restart, Status
 from cairn.report.text import age, count, millis, mishaps, size
 from cairn.storage.manifest import JobInfo
 
@@ -189,6 +189,8 @@ def status_text(health: Health) -> Text:
         text.append(
             f"\n  {printable(health.why)}", "red" if health.status == "failed" else "yellow"
         )
+    if health.restart is not None:
+        text.append(f"\n  {_restart_text(health, health.restart)}", "yellow")
     failure = health.failure
     if failure is not None:
         for name in _ABOUT_FAILURE:
@@ -200,6 +202,15 @@ def status_text(health: Health) -> Text:
             often += f", seen {failure.times} times"
         text.append(f"\n  when: {when(failure.wall_ms)}, {often}", "dim")
     return text
+
+
+def _restart_text(health: Health, restart: Restart) -> str:
+    name = f"restart {restart.number} on {restart.host}, pid {restart.pid}"
+    pause = f"a pause of {age(restart.pause_ms / 1000)}"
+    if health.status != "restarting":
+        return f"{name}: {when(restart.wall_ms)}, after {pause}"
+    left_s = (restart.until_ms - health.now_ms) / 1000
+    return f"{name}: begins {f'in {left_s:.0f} s' if left_s >= 1 else 'now'}, after {pause}"
 
 
 def printable(text: str) -> str:

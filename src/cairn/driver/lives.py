@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Generic, Literal, Protocol, TypeVar
 
@@ -27,6 +28,7 @@ from cairn.driver.coordinator.epoch import clock_ms
 from cairn.driver.coordinator.leadership import open_leadership
 from cairn.driver.coordinator.leadership.base import Grant, Leadership, Member
 from cairn.driver.engine import Engine
+from cairn.driver.group import Group, choose_successor
 from cairn.driver.options import Options
 from cairn.driver.restarts import Restarts, parse_restart
 from cairn.driver.standby import Standby
@@ -34,7 +36,8 @@ from cairn.errors import CommitConflictError, EpochError
 from cairn.ids import new_id
 from cairn.logs import logger
 from cairn.plan.graph import Graph
-from cairn.report.status import Ending, Status
+from cairn.report.status import Ending, Restart, Status
+from cairn.storage.notes import RESTARTS_KEPT, write_group, write_restart
 from cairn.storage.store import open_store
 
 STANDBY_S = 2.0
@@ -81,6 +84,8 @@ class Lives(Generic[L]):
         """The error that ended the run."""
         self.failovers = 0
         """The number of times that this process has continued the job of another one."""
+        self.restart_history: deque[Restart] = deque(maxlen=RESTARTS_KEPT)
+        """The last restarts of this process, oldest first."""
         self.ended = threading.Event()
         self._graph = graph
         self._options = options
@@ -91,6 +96,7 @@ class Lives(Generic[L]):
         self._leadership: Leadership | None = None
         if options.ha is not None:
             self._leadership = open_leadership(options.ha, store=open_store(options.checkpoint))
+            self.waits_as = "standby"
         self._member = Member(identity=new_id(), host=os.uname().nodename, pid=os.getpid(), url=url)
         self._grant: Grant | None = None
         self._terms: set[int] = set()
@@ -116,6 +122,13 @@ class Lives(Generic[L]):
         return self._ended_between or self._engine.status
 
     @property
+    def is_waiting(self) -> bool:
+        """True while another member of the group may lead the job."""
+        if self._leadership is None or self.ended.is_set():
+            return False
+        return self.life is None or self.waits_as is not None
+
+    @property
     def ended_as(self) -> Ending | None:
         """The end of the run; None until it has ended."""
         if self.is_repeated and not self.ended.is_set():
@@ -139,6 +152,17 @@ class Lives(Generic[L]):
         if self._grant is not None and not self._grant.lost.is_set():
             return self._member
         return None if self._leadership is None else self._leadership.leader()
+
+    def group(self) -> Group | None:
+        """Return who leads and who waits, as far as is known; None without `ha`, and at the end."""
+        if self._leadership is None or self.ended.is_set():
+            return None
+        return Group(
+            url=self._leadership.url,
+            leader=self.leader(),
+            standbys=self._leadership.waiting(),
+            this=self._member,
+        )
 
     # From the user's threads
 
@@ -195,20 +219,22 @@ class Lives(Generic[L]):
         if self.is_repeated:
             self.ended.wait(STOP_PATIENCE_S)
 
-    def resign(self) -> Member:
-        """Finish the epoch, pass the lead on, and wait as a standby; return the successor."""
-        if self._leadership is None or self._grant is None or self.life is None:
+    def resign(self, to: str | None = None) -> Member:
+        """Finish the epoch, pass the lead on, and wait as a standby; return the successor.
+
+        `to` is the identity or the host of the standby to take it; None for any.
+        """
+        if self._leadership is None:
             raise EpochError(
-                f"the run of job {self._graph.name!r} does not lead a group\n"
+                f"the run of job {self._graph.name!r} is not one of a group\n"
                 "  next: start it with ha=, on two machines"
             )
-        able = [member for member in self._leadership.waiting() if member.refusal is None]
-        if not able:
+        if self._grant is None or self.life is None:
             raise EpochError(
-                f"no standby of job {self._graph.name!r} could take over\n"
-                "  next: start another driver with the same ha= and checkpoint"
+                f"this driver does not lead job {self._graph.name!r}\n"
+                "  next: ask the driver that does; cairn leader names it"
             )
-        chosen = min(able, key=lambda member: member.standby != "hot")
+        chosen = choose_successor(self._leadership.waiting(), to, self._graph.name)
         self._successor, self._is_resigning = chosen.identity, True
         self.life.engine.stop()
         return chosen
@@ -256,8 +282,9 @@ class Lives(Generic[L]):
         pause_s = self._restarts.after(error)
         if pause_s is None:
             return False
-        self.waits_as = "restarting"
         cause = str(error).partition("\n")[0]
+        self._note_restart(error, cause, pause_s)
+        self.waits_as = "restarting"
         logger.warning(
             "restart %d in %g s, after: %s", self._restarts.count, pause_s, cause,
             extra={"job": self._graph.name},
@@ -267,6 +294,28 @@ class Lives(Generic[L]):
         while time.monotonic() < deadline_s and not self._is_stopping():
             time.sleep(0.1)
         return True
+
+    def _note_restart(self, error: BaseException, cause: str, pause_s: float) -> None:
+        restart = Restart(
+            number=self._restarts.count,
+            wall_ms=clock_ms(),
+            pause_ms=round(pause_s * 1000),
+            kind=type(error).__name__,
+            cause=cause or type(error).__name__,
+            host=self._member.host,
+            pid=self._member.pid,
+        )
+        self.restart_history.append(restart)
+        # A store that is away, for example, must not make the pause longer.
+        threading.Thread(
+            target=self._write_restart, args=(restart,), daemon=True, name="cairn-restart"
+        ).start()
+
+    def _write_restart(self, restart: Restart) -> None:
+        try:
+            write_restart(open_store(self._options.checkpoint), restart)
+        except Exception as error:
+            logger.warning("a restart could not be noted in the checkpoint: %s", error)
 
     def _next_life(self) -> None:
         """Wait for the lead and start; a start that may succeed later is repeated."""
@@ -280,6 +329,7 @@ class Lives(Generic[L]):
                 if grant is not None:
                     _watch(grant, life.engine)
                     self._count_failover(life.engine)
+                    self._note_group(life.engine.coordinator.term)
                 self.life, self.waits_as = life, None
                 return
             except Exception as error:
@@ -296,6 +346,20 @@ class Lives(Generic[L]):
         newest = engine.coordinator.newest
         self.failovers += newest is not None and newest.term not in self._terms
         self._terms.add(engine.coordinator.term)
+
+    def _note_group(self, term: int) -> None:
+        """Note in the checkpoint where the group is, for readers."""
+        leadership = self._leadership
+        assert leadership is not None, "only a member of a group is granted the lead"
+
+        def write() -> None:
+            try:
+                write_group(open_store(self._options.checkpoint), term, leadership.url)
+            except Exception as error:
+                logger.warning("the group could not be noted in the checkpoint: %s", error)
+
+        # The first epoch does not wait for this.
+        threading.Thread(target=write, daemon=True, name="cairn-group").start()
 
     def _stand_by(self) -> Standby:
         """Wait until this member leads; the program is ready to start then."""
@@ -315,11 +379,16 @@ class Lives(Generic[L]):
             stop = _Either(self._stopping, self._is_interrupted)
             other = self._leadership.leader()
             if other is not None and other.identity != member.identity:
-                progress.say(f"standby: {other.host} leads the job")
+                here = "" if member.url is None else f"; this driver serves at {member.url}"
+                progress.say(f"standby: {other.host} leads the job{here}")
             self._grant = self._leadership.campaign(member, stop)
             if self._grant is None:
                 self._stopping.set()
                 raise StoppedInStandbyError
+            granted.set()
+            # Before the takeover: the first record of the leader has it.
+            self._member = msgspec.structs.replace(self._member, since_ms=clock_ms(), refusal=None)
+            self._leadership.update(self._member)
         except BaseException:
             standby.close()
             raise

@@ -6,7 +6,8 @@
     rate(5 per 10 minutes)              at once, while fewer than 5 were within 10 minutes
 
 Always true here:
-- a failure that repetition cannot fix is never followed by a restart;
+- a failure that repetition cannot fix is never followed by a restart, also where each life sees
+  it for the first time: a row is counted over all lives until a quiet time;
 - after a quiet time the count begins again: see `quiet_s`;
 - the clock is monotonic and passed in; nothing sleeps here.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -28,11 +29,15 @@ from cairn.errors import (
     PlanError,
     StateSchemaError,
 )
+from cairn.protocol.letters import steady
 from cairn.types.durations import duration_ms
 
 Kind = Literal["none", "fixed", "exponential", "rate"]
 
 QUIET_MIN_S: Final = 60.0
+SAME_ROW_MAX: Final = 3
+"""Lives that may end with the same error of the same row."""
+ROWS_KEPT: Final = 1000
 
 _CALL: Final = re.compile(r"\s*([a-z]+)\s*(?:\(([^()]*)\))?\s*")
 _RATE: Final = re.compile(r"\s*(\d+)\s+per\s+(.+)")
@@ -107,6 +112,8 @@ class Restarts:
         self._in_a_row = 0
         self._began_s = clock()
         self._at_s: deque[float] = deque()
+        self._rows: Counter[tuple[str, ...]] = Counter()
+        """Lives since the last quiet time that ended with each error of each row."""
 
     def begin(self) -> None:
         """Note the start of a life."""
@@ -117,19 +124,35 @@ class Restarts:
         now_s = self._clock()
         if now_s - self._began_s >= self.policy.quiet_s:
             self._in_a_row = 0
-        if not isinstance(error, Exception) or self.is_hopeless(error):
+            self._rows.clear()
+        if not isinstance(error, Exception) or self._is_hopeless(error):
             return None
         pause_s = self._pause_s(now_s)
         if pause_s is not None:
             self.count += 1
         return pause_s
 
-    def is_hopeless(self, error: BaseException) -> bool:
+    def _is_hopeless(self, error: BaseException) -> bool:
         """True if another life would fail in the same way."""
         if isinstance(error, (*_HOPELESS, CommitConflictError)):
             return True
+        if not isinstance(error, FunctionError) or error.facts.get("is_of_system"):
+            return False
         # A slot has seen the function fail twice on this row, in the same way.
-        return isinstance(error, FunctionError) and bool(error.facts.get("is_repeated"))
+        return bool(error.facts.get("is_repeated")) or self._count_row(error) >= SAME_ROW_MAX
+
+    def _count_row(self, error: FunctionError) -> int:
+        """Return how many lives have ended with this very error; 0 if its row is not known."""
+        facts = error.facts
+        if facts.get("row") is None and facts.get("timer") is None:
+            return 0
+        row = tuple(str(facts.get(name)) for name in ("operator", "key", "row", "timer"))
+        # The lines about the slot's log name another file in each life.
+        same = (*row, steady(error.message.partition("\n  log: ")[0]))
+        if len(self._rows) >= ROWS_KEPT and same not in self._rows:
+            self._rows.clear()
+        self._rows[same] += 1
+        return self._rows[same]
 
     def _pause_s(self, now_s: float) -> float | None:
         policy = self.policy

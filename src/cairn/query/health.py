@@ -19,9 +19,11 @@ from cairn.process_identity import is_pid_alive, parse_identity, pid_namespace
 from cairn.report.epoch import EpochReport
 from cairn.report.job_graph import GraphSource, GraphTime
 from cairn.report.status import (
+    FAILING,
     FIX_FUNCTION,
     FailureReport,
     Health,
+    Restart,
     Signs,
     Status,
     health_of,
@@ -30,7 +32,7 @@ from cairn.report.status import (
 from cairn.storage.failures import FailureNote, read_failures
 from cairn.storage.log import Log
 from cairn.storage.manifest import Epoch, Takeover
-from cairn.storage.notes import ending_of, newest_graph
+from cairn.storage.notes import ending_of, newest_graph, read_restarts
 from cairn.types.durations import duration_ms
 
 _LINE: Final = re.compile(r"^  (at|log|next): (.*)$", re.MULTILINE)
@@ -66,6 +68,7 @@ def checkpoint_health(log: Log, now_ms: int | None = None) -> Health:
         trigger_ms=signs.trigger_ms,
         why=why,
         failure=None if why else failure_report(failures),
+        restart=signs.restart,
     )
 
 
@@ -78,13 +81,14 @@ def run_health(
     now_ms: int,
     started_ms: int,
     trigger_ms: int = 0,
+    restart: Restart | None = None,
 ) -> Health:
     """Return the health of a job whose run is in this process.
 
-    `epochs` are newest first.
+    `epochs` are newest first; `restart` is the last one of the run.
     """
     failure = None
-    if status in ("failing", "failed"):
+    if status in FAILING:
         failure = failure_report(read_failures(log.store))
     return health_of(
         status,
@@ -95,6 +99,7 @@ def run_health(
         trigger_ms=trigger_ms,
         why=None if why is None else why.partition("\n")[0],
         failure=failure,
+        restart=restart,
     )
 
 
@@ -123,6 +128,7 @@ def _signs(
     started_ms = 0 if leader is None else leader.wall_ms
     ending = ending_of(log.store, term) if term else None
     ended_as = None if ending is None else ending.status
+    restart = None if leader is None else _last_restart(log, leader)
     recent = [each for each in failures if each.wall_ms >= started_ms]
     if ended_as is None and recent and recent[0].ended_run:
         ended_as = "failed"  # A version that wrote no ending.
@@ -132,6 +138,10 @@ def _signs(
     return Signs(
         now_ms=now_ms,
         ending=ended_as,
+        restart=restart,
+        is_announced=(
+            restart is not None and ending is not None and restart.wall_ms >= ending.wall_ms
+        ),
         is_alive=None if leader is None else is_alive(leader),
         failed_attempts=max((each.attempts for each in under_way), default=0),
         started_ms=started_ms,
@@ -141,6 +151,14 @@ def _signs(
         delay_ms=delay_ms,
         trigger_ms=trigger_ms,
     )
+
+
+def _last_restart(log: Log, leader: Takeover) -> Restart | None:
+    """Return the last restart of the process that leads; None if there was none."""
+    for found in read_restarts(log.store, limit=1):
+        if (found.host, found.pid) == (leader.host, leader.pid):
+            return found
+    return None
 
 
 def is_alive(leader: Takeover) -> bool | None:

@@ -1,25 +1,27 @@
-"""Requests to one server over HTTP: connections, tokens, what is sent again.
+"""Requests to a job over HTTP: tokens, what is sent again, and which of several drivers leads.
+
+With several addresses, requests go to the driver that leads: a standby redirects to it, and one
+that does not answer is followed by the next in turn.
 
 Always true here:
-- a request that only reads is sent again when the connection breaks or the server is busy;
-  one that changes the job never is, and is waited for as long as it takes;
-- each thread has a connection of its own, which ends with it;
-- a token is sent to the address that was given and to no other, and never shown.
+- a request that only reads is sent again when the connection breaks or the server is busy; with
+  several addresses also during a fail-over, up to `failover_timeout`;
+- a request that changes the job is sent to one driver that accepts it, once, and is waited for as
+  long as it takes. A standby refuses it, so it may be sent to the leader then;
+- a token is sent to the addresses that were given and to no other, and never shown: a redirect to
+  another address, or from https to http, is not followed.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
-import socket
-import ssl
-import threading
 import time
-import weakref
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
-from urllib.parse import SplitResult, urlencode, urlsplit
+from urllib.parse import urlencode
 
-from cairn.backoff import backoff_s, jitter
+from cairn.backoff import MAX_S, backoff_s, jitter
 from cairn.errors import (
     CairnError,
     EpochError,
@@ -28,10 +30,16 @@ from cairn.errors import (
     StaleEpochError,
     StateNotFoundError,
 )
+from cairn.query.server import Found, Server, origin_of
 
 TRIES_MAX: Final = 6
 WAIT_S: Final = 0.05
+CONNECT_S: Final = 3.0
+"""With several addresses a host that is gone must not use up the time for the others."""
+FAILOVER_WAIT_MAX_S: Final = 1.0
+NO_LEADER: Final = "no-leader"
 _BUSY: Final = (429, 503)
+_REDIRECT: Final = 307
 _HEADERS: Final = {"Accept": "application/json", "Content-Type": "application/json"}
 _ERRORS: Final[dict[int, type[CairnError]]] = {
     404: StateNotFoundError,
@@ -46,37 +54,45 @@ Json = dict[str, Any]
 
 
 class Link:
-    """To one server. Free for all threads."""
+    """To one server, or to the leader of several. Free for all threads."""
 
     def __init__(
         self,
-        url: str,
+        urls: str | Sequence[str],
         token: str | None,
         control_token: str | None,
         ca: str | None,
         timeout: float,
+        failover_timeout: float = 60.0,
     ) -> None:
-        parts, self.host, self._port = _parse_url(url)
-        self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-        self._prefix = parts.path.rstrip("/")
-        given = token or control_token
-        self.bearer = None if given is None else f"Bearer {given}"
+        given = [urls] if isinstance(urls, str) else list(urls)
+        if not given:
+            raise QueryError("a client needs the url of a run\n  next: see run.url")
+        connect_s = timeout if len(given) == 1 else min(timeout, CONNECT_S)
+        self._servers = [Server(url, ca, timeout, connect_s) for url in given]
+        self._at = 0
+        """The server that leads, as far as is known."""
+        self._failover_s = failover_timeout
+        any_token = token or control_token
+        self.bearer = None if any_token is None else f"Bearer {any_token}"
         self._control_token = control_token
-        self._tls = None
-        if parts.scheme == "https":
-            self._tls = ssl.create_default_context(cafile=ca)
-        self._timeout = timeout
-        self._mine = threading.local()
-        # A thread that is gone takes its connection with it: only it holds on to that.
-        self._connections: weakref.WeakSet[_Connection] = weakref.WeakSet()
-        self._lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        """The address that requests go to now."""
+        return self._servers[self._at].url
+
+    @property
+    def host(self) -> str:
+        return self._servers[self._at].host
+
+    @property
+    def is_group(self) -> bool:
+        return len(self._servers) > 1
 
     def close(self) -> None:
-        with self._lock:
-            connections, self._connections = list(self._connections), weakref.WeakSet()
-        self._mine = threading.local()
-        for connection in connections:
-            connection.close()
+        for server in self._servers:
+            server.close()
 
     def get(self, path: str, **query: object) -> Json:
         """Send a request that only reads, and is sent again if it fails."""
@@ -88,111 +104,112 @@ class Link:
         return self._request("POST", path, body)
 
     def control(self, what: str, body: Json) -> Json:
-        """Send a request that changes the job, once."""
+        """Send a request that changes the job; one driver gets it."""
         if self._control_token is None:
             raise QueryError(
                 "this client has no control token\n  next: cairn.client(url, control_token=...)"
             )
-        # On its own connection: one that the server has closed would look like a failure.
-        own = self._new_connection()
-        try:
-            try:
-                own.http.connect()
-            except OSError as error:
-                raise self._silent(error) from error
-            # A savepoint may take long; keepalive notices if the machine is gone.
-            own.http.sock.settimeout(None)
-            own.http.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            if hasattr(socket, "TCP_KEEPIDLE"):
-                own.http.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
-            headers = {**_HEADERS, "Authorization": f"Bearer {self._control_token}"}
-            try:
-                found = self._once(own, "POST", f"/api/control/{what}", encode_json(body), headers)
-            except (OSError, http.client.HTTPException) as error:
-                raise QueryError(
-                    f"{self.url} has not confirmed the {what}: "
-                    f"{error or type(error).__name__}\n"
-                    "  next: look at /api/points and /api/job before asking again"
-                ) from error
-            return _answer(*found)
-        finally:
-            own.close()
-
-    def _silent(self, error: Exception) -> QueryError:
-        return QueryError(
-            f"{self.url} does not answer: {error or type(error).__name__}\n"
-            "  next: check that the job runs, and its address: see run.url"
-        )
+        headers = {**_HEADERS, "Authorization": f"Bearer {self._control_token}"}
+        path, data = f"/api/control/{what}", encode_json(body)
+        return self._ask(lambda server: server.send_once(path, data, headers), tries_max=1)
 
     def _request(self, method: Literal["GET", "POST"], path: str, body: Json | None = None) -> Json:
         headers = dict(_HEADERS)
         if self.bearer is not None:
             headers["Authorization"] = self.bearer
         data = None if body is None else encode_json(body)
-        for left in reversed(range(TRIES_MAX)):
-            connection = self._connection()
+        return self._ask(
+            lambda server: server.send(method, path, data, headers), tries_max=TRIES_MAX
+        )
+
+    def _ask(self, send: Callable[[Server], Found], *, tries_max: int) -> Json:
+        """Send a request until a driver that leads answers it.
+
+        `tries_max` limits the tries at one server; the search for the leader is limited by time.
+        """
+        deadline_s = time.monotonic() + self._failover_s
+        tries = hops = waits = 0
+        while True:
+            server = self._servers[self._at]
+            found: Found | None = None
             try:
-                status, text = self._once(connection, method, path, data, headers)
+                found = send(server)
             except (OSError, http.client.HTTPException) as error:
-                connection.close()  # The next request opens it again.
-                if left == 0:
-                    raise self._silent(error) from error
+                failure = _silent(server, error)
+                self._turn_from(server)
+                tries += not self.is_group
             else:
-                if status not in _BUSY or left == 0:
-                    return _answer(status, text)
-            time.sleep(jitter(backoff_s(TRIES_MAX - left, first_s=WAIT_S)))
-        raise AssertionError("the last try returns or raises")
+                moved = self._follow(server, found)
+                if moved is None and (found.status not in _BUSY or tries + 1 >= tries_max):
+                    return _answer(found)
+                failure = moved or _busy(server)
+                tries += moved is None
+                if found.status == _REDIRECT and self._servers[self._at] is not server:
+                    hops += 1
+                    if hops < len(self._servers):
+                        continue
+            if tries >= tries_max or time.monotonic() >= deadline_s:
+                raise failure from failure.__cause__
+            hops = 0
+            waits += 1
+            most_s = FAILOVER_WAIT_MAX_S if self.is_group else MAX_S
+            time.sleep(jitter(backoff_s(waits, first_s=WAIT_S, max_s=most_s)))
 
-    def _once(
-        self,
-        connection: _Connection,
-        method: str,
-        path: str,
-        data: bytes | None,
-        headers: dict[str, str],
-    ) -> tuple[int, bytes]:
-        connection.http.request(method, self._prefix + path, data, headers)
-        response = connection.http.getresponse()
-        return response.status, response.read()
+    def _follow(self, server: Server, found: Found) -> QueryError | None:
+        """Turn to another server if this one does not lead; return why it could not be used."""
+        if found.status == _REDIRECT:
+            leader = None if found.location is None else origin_of(found.location)
+            known = [at for at, each in enumerate(self._servers) if each.origin == leader]
+            if known and self._servers[known[0]] is not server:
+                self._at = known[0]
+            else:
+                # The leader may be one of the others, under another name.
+                self._turn_from(server)
+            error = _elsewhere(server, leader and f"{leader[0]}://{leader[1]}:{leader[2]}")
+            if not self.is_group:
+                raise error
+            return error
+        if self.is_group and found.status == 503 and _code(found) == NO_LEADER:
+            self._turn_from(server)
+            return QueryError(
+                f"no driver of the job leads: {server.url} waits, too\n"
+                "  next: see the logs of the drivers, and cairn leader CHECKPOINT"
+            )
+        return None
 
-    def _connection(self) -> _Connection:
-        """That of this thread."""
-        connection: _Connection | None = getattr(self._mine, "connection", None)
-        if connection is None:
-            connection = self._mine.connection = self._new_connection()
-            with self._lock:
-                self._connections.add(connection)
-        return connection
-
-    def _new_connection(self) -> _Connection:
-        to, timeout, tls = (self.host, self._port), self._timeout, self._tls
-        if tls is None:
-            return _Connection(http.client.HTTPConnection(*to, timeout=timeout))
-        return _Connection(http.client.HTTPSConnection(*to, timeout=timeout, context=tls))
-
-
-class _Connection:
-    """Closes with the last one who holds on to it."""
-
-    def __init__(self, connection: http.client.HTTPConnection) -> None:
-        self.http = connection
-
-    def close(self) -> None:
-        self.http.close()
-
-    def __del__(self) -> None:
-        self.close()
+    def _turn_from(self, server: Server) -> None:
+        """Go on with the next server, unless another thread has turned already."""
+        if self._servers[self._at] is server:
+            self._at = (self._at + 1) % len(self._servers)
 
 
-def _parse_url(url: str) -> tuple[SplitResult, str, int | None]:
+def _silent(server: Server, error: Exception) -> QueryError:
+    failure = QueryError(
+        f"{server.url} does not answer: {error or type(error).__name__}\n"
+        "  next: check that the job runs, and its address: see run.url"
+    )
+    failure.__cause__ = error
+    return failure
+
+
+def _busy(server: Server) -> QueryError:
+    return QueryError(f"{server.url} is busy\n  next: try again in a moment")
+
+
+def _elsewhere(server: Server, leader: str | None) -> QueryError:
+    return QueryError(
+        f"{server.url} waits as a standby, and the leader is at {leader or 'an unknown address'}, "
+        "which this client was not given\n"
+        "  next: cairn.client([...], token=...) with the addresses of all drivers"
+    )
+
+
+def _code(found: Found) -> str | None:
     try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        parts, port = urlsplit(""), None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise QueryError(f"a url is http://HOST:PORT, found {url!r}\n  next: see run.url")
-    return parts, parts.hostname, port
+        code: str = json.loads(found.text)["error"]["code"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return code
 
 
 def encode_json(value: object) -> bytes:
@@ -201,12 +218,13 @@ def encode_json(value: object) -> bytes:
     return text.encode(errors="surrogatepass")
 
 
-def _answer(status: int, text: bytes) -> Json:
+def _answer(found: Found) -> Json:
+    status = found.status
     try:
-        found: Json = json.loads(text)
+        body: Json = json.loads(found.text)
         if status < 300:
-            return found
-        error = found["error"]
+            return body
+        error = body["error"]
         message = f"{error['message']}\n  next: {error['next']}"
         code = error["code"]
     except (ValueError, KeyError, TypeError):

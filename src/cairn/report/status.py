@@ -51,6 +51,8 @@ ACTIVE: Final[frozenset[Status]] = frozenset(
     {"starting", "running", "idle", "behind", "paused", "failing"}
 )
 """A driver leads the job."""
+FAILING: Final[frozenset[Status]] = frozenset({"failing", "failed", "restarting"})
+"""The cause of a failure is shown."""
 Ending = Literal["failed", "stopped", "finished", "superseded"]
 
 QUIET_MS: Final = 10_000
@@ -64,12 +66,37 @@ WINDOW_MS: Final = 10_000
 are longer."""
 
 
+class Restart(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that failed, and begins again after a pause."""
+
+    number: int
+    """Restarts of its process so far, this one included."""
+    wall_ms: int
+    """The time of the failure."""
+    pause_ms: int
+    kind: str
+    """The type of the error."""
+    cause: str
+    """The first line of the error."""
+    host: str
+    pid: int
+
+    @property
+    def until_ms(self) -> int:
+        """The end of the pause."""
+        return self.wall_ms + self.pause_ms
+
+
 class Signs(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a job at one moment, as far as they can be seen."""
 
     now_ms: int
     ending: Ending | None = None
     """The end of the last run, if it has ended."""
+    restart: Restart | None = None
+    """The last restart of the driver."""
+    is_announced: bool = False
+    """That restart was announced after the end of the run."""
     is_alive: bool | None = None
     """True if the driver lives; None if that cannot be seen from here."""
     is_busy: bool = False
@@ -89,6 +116,8 @@ class Signs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def status_of(signs: Signs) -> Status:
+    if signs.ending == "failed" and _is_restarting(signs):
+        return "restarting"
     if signs.ending is not None:
         return signs.ending
     if signs.is_alive is False:
@@ -109,6 +138,13 @@ def status_of(signs: Signs) -> Status:
         if behind_ms > BEHIND_MS:
             return "behind"
     return "running"
+
+
+def _is_restarting(signs: Signs) -> bool:
+    """True while the driver pauses, or should have begun again a moment ago."""
+    if signs.restart is None or not signs.is_announced or signs.is_alive is False:
+        return False
+    return signs.now_ms <= signs.restart.until_ms + SEEN_MS
 
 
 def _last_sign_ms(signs: Signs) -> int:
@@ -192,7 +228,10 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     lag_ms: int | None
     """Distance from the watermark to the clock now; None without a watermark."""
     failure: FailureReport | None
-    """While it fails, and after it has failed."""
+    """While it fails, after it has failed, and until it begins again."""
+    restart: Restart | None = None
+    """The last restart of the driver: while the job fails, after it has failed, and until it begins
+    again."""
 
 
 def health_of(
@@ -205,12 +244,13 @@ def health_of(
     trigger_ms: int = 0,
     why: str | None = None,
     failure: FailureReport | None = None,
+    restart: Restart | None = None,
 ) -> Health:
     """Return the health of a job; `epochs` newest first."""
     newest = epochs[0] if epochs else None
     is_moving = status in ACTIVE and status != "idle"
     counted = epochs if is_moving else []
-    is_failing = status in ("failing", "failed")
+    is_failing = status in FAILING
     return Health(
         status=status,
         why=why or (failure.cause if is_failing and failure is not None else None),
@@ -219,4 +259,5 @@ def health_of(
         epoch_age_ms=None if newest is None else max(0, now_ms - newest.wall_ms),
         lag_ms=None if watermark_ms is None else max(0, now_ms - watermark_ms),
         failure=failure if is_failing else None,
+        restart=restart if is_failing else None,
     )

@@ -23,7 +23,7 @@ class Repeats:
         The same operator, row and error, in every word. What the system reports (a connection, a
         file) may be over soon, and is never counted as a repetition.
         """
-        if not isinstance(error, FunctionError) or _is_of_system(error):
+        if not isinstance(error, FunctionError) or is_of_system(error):
             return False
         if epoch != self._epoch:
             self._epoch = epoch
@@ -34,7 +34,7 @@ class Repeats:
         return is_known
 
 
-def _is_of_system(error: BaseException | None) -> bool:
+def is_of_system(error: BaseException | None) -> bool:
     """True if what the system reports is the error, or a cause of it.
 
     Each operator of a chain wraps an error of the one behind it.

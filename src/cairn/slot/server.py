@@ -34,7 +34,7 @@ from cairn.errors import CairnError
 from cairn.logs import configure_slot, logger, scope
 from cairn.protocol.messages import Begin, End, Failure, Token, ack_encoder
 from cairn.slot.door import Door, open_door
-from cairn.slot.repeats import Repeats
+from cairn.slot.repeats import Repeats, is_of_system
 from cairn.slot.runtime import Runtime
 
 
@@ -237,5 +237,7 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
             failure = Failure("EpochError", text, {"traceback": traceback.format_exc()})
         if self._repeats.note(self._epoch, error):
             failure.facts["is_repeated"] = True
+        if is_of_system(error):
+            failure.facts["is_of_system"] = True
         failure.facts.update(log=self.log, executor=self.executor)
         return FAILED + msgspec.msgpack.encode(failure)

@@ -4,6 +4,8 @@
     savepoints/<created_ms>-<id>.json       a savepoint that was taken; it may be gone by now
     endings/<term>.json                     how a run ended; a driver that was killed or superseded
                                             leaves none
+    restarts/<wall_ms>-<pid>.json           a run that failed and begins again, after which pause
+    group/<term>.json                       the group of drivers that the leader belongs to
     failures/<wall_ms>-<count>-<id>.json    see `failures`
 
 A job needs none of them to go on. So a note that cannot be written is a line in the log, and one
@@ -23,13 +25,20 @@ import msgspec
 
 from cairn.logs import logger
 from cairn.report.job_graph import JobGraph
-from cairn.report.status import Ending
-from cairn.storage.paths import ENDINGS_FOLDER, GRAPHS_FOLDER, SAVEPOINTS_FOLDER
+from cairn.report.status import Ending, Restart
+from cairn.storage.paths import (
+    ENDINGS_FOLDER,
+    GRAPHS_FOLDER,
+    GROUP_FOLDER,
+    RESTARTS_FOLDER,
+    SAVEPOINTS_FOLDER,
+)
 from cairn.storage.store import Store
 
 GRAPHS_KEPT: Final = 5
 SAVEPOINTS_KEPT: Final = 200
 ENDINGS_KEPT: Final = 5
+RESTARTS_KEPT: Final = 50
 
 N = TypeVar("N")
 
@@ -50,6 +59,13 @@ class RunEnding(msgspec.Struct, frozen=True, kw_only=True):
     wall_ms: int
     message: str | None = None
     """The error of a run that failed."""
+
+
+class GroupNote(msgspec.Struct, frozen=True, kw_only=True):
+    """The group of drivers of a job."""
+
+    url: str
+    """Without secrets: the argument `ha` as it may be shown."""
 
 
 def write_note(store: Store, folder: str, name: str, note: object, *, keep: int) -> bool:
@@ -123,3 +139,25 @@ def ending_of(store: Store, term: int) -> RunEnding | None:
         if ending.term == term:
             return ending
     return None
+
+
+def write_restart(store: Store, restart: Restart) -> None:
+    """Note that a run begins again. Never raises."""
+    name = f"{restart.wall_ms:013d}-{restart.pid}"
+    write_note(store, RESTARTS_FOLDER, name, restart, keep=RESTARTS_KEPT)
+
+
+def read_restarts(store: Store, limit: int | None = None) -> list[Restart]:
+    """Return the restarts of a job, of all its drivers, newest first."""
+    return [note for _, note in read_notes(store, RESTARTS_FOLDER, Restart, limit)]
+
+
+def write_group(store: Store, term: int, url: str) -> None:
+    """Note the group of the driver that leads. Never raises."""
+    write_note(store, GROUP_FOLDER, f"{term:012d}", GroupNote(url=url), keep=1)
+
+
+def read_group(store: Store) -> str | None:
+    """Return the group of the driver that led last, as `ha` names it; None without one."""
+    notes = read_notes(store, GROUP_FOLDER, GroupNote, limit=1)
+    return notes[0][1].url if notes else None

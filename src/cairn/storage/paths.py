@@ -26,7 +26,16 @@ GRAPHS_FOLDER: Final = "graph"
 FAILURES_FOLDER: Final = "failures"
 SAVEPOINTS_FOLDER: Final = "savepoints"
 ENDINGS_FOLDER: Final = "endings"
-NOTE_FOLDERS: Final = (GRAPHS_FOLDER, FAILURES_FOLDER, SAVEPOINTS_FOLDER, ENDINGS_FOLDER)
+RESTARTS_FOLDER: Final = "restarts"
+GROUP_FOLDER: Final = "group"
+NOTE_FOLDERS: Final = (
+    GRAPHS_FOLDER,
+    FAILURES_FOLDER,
+    SAVEPOINTS_FOLDER,
+    ENDINGS_FOLDER,
+    RESTARTS_FOLDER,
+    GROUP_FOLDER,
+)
 
 SAVEPOINT_PATH: Final = "savepoint.json"
 UNFINISHED_PATH: Final = "unfinished.json"

@@ -1,4 +1,4 @@
-"""Check the notes for people in a checkpoint: graph/, failures/, savepoints/ and endings/.
+"""Check the notes for people in a checkpoint: graph/, failures/, endings/ and their kind.
 
 No job depends on them, and readers leave out unreadable ones. So damage would go unnoticed: a
 savepoint would be missing in a list.
@@ -12,12 +12,15 @@ from typing import Any, Final
 import msgspec
 
 from cairn.errors import CairnError
+from cairn.report.status import Restart
 from cairn.storage.manifest import unseal
-from cairn.storage.notes import RunEnding, SavepointNote
+from cairn.storage.notes import GroupNote, RunEnding, SavepointNote
 from cairn.storage.paths import (
     ENDINGS_FOLDER,
     FAILURES_FOLDER,
     GRAPHS_FOLDER,
+    GROUP_FOLDER,
+    RESTARTS_FOLDER,
     SAVEPOINT_PATH,
     SAVEPOINTS_FOLDER,
 )
@@ -45,6 +48,8 @@ _KINDS: Final[dict[str, Any]] = {
     FAILURES_FOLDER: _Failure,
     SAVEPOINTS_FOLDER: SavepointNote,
     ENDINGS_FOLDER: RunEnding,
+    RESTARTS_FOLDER: Restart,
+    GROUP_FOLDER: GroupNote,
 }
 
 

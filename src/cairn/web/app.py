@@ -12,6 +12,7 @@ from starlette.routing import Route
 from cairn.web import (
     control,
     events,
+    leading,
     login,
     openapi,
     overview,
@@ -25,8 +26,9 @@ from cairn.web.errors import HANDLERS
 from cairn.web.limits import Bodies, Limits
 from cairn.web.parameters import check_parameters
 from cairn.web.site import Site
+from cairn.web.standing import Standing
 
-_PARTS: Final = (login, states, control, events, overview, pages, prometheus)
+_PARTS: Final = (login, states, control, events, leading, overview, pages, prometheus)
 """Each has `routes(site)`; those with an API have DOCS."""
 
 
@@ -37,6 +39,7 @@ def make_app(site: Site) -> Starlette:
     check_parameters(routes, description(site)["paths"])
     app = Starlette(routes=routes, exception_handlers=HANDLERS)
     # The last one added sees a request first.
+    app.add_middleware(Standing, site=site)
     app.add_middleware(Bodies)
     app.add_middleware(Guard, site=site)
     app.add_middleware(Limits, site=site)

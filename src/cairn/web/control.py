@@ -1,4 +1,4 @@
-"""Control of the job: savepoint, rescale, rebalance, stop.
+"""Control of the job: savepoint, rescale, rebalance, hand-over, stop.
 
 Only with the control token, and one change at a time.
 
@@ -26,6 +26,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from cairn.driver.coordinator.leadership.base import Member
 from cairn.errors import CairnError
 from cairn.logs import logger
 from cairn.report.balance import Balance
@@ -59,6 +60,16 @@ class Stop(msgspec.Struct, forbid_unknown_fields=True):
     savepoint: SavepointName | None = None
 
 
+class Handover(msgspec.Struct, forbid_unknown_fields=True):
+    to: Annotated[str, msgspec.Meta(min_length=1, max_length=255)] | None = None
+    """The host or the identity of a standby; None for any."""
+
+
+class HandedOver(msgspec.Struct):
+    successor: Member
+    """The standby that takes the lead."""
+
+
 class Saved(msgspec.Struct):
     url: str
     epoch: int
@@ -77,6 +88,7 @@ def routes(site: Site) -> list[Route]:
         Route("/api/control/savepoint", control.savepoint, methods=["POST"]),
         Route("/api/control/rescale", control.rescale, methods=["POST"]),
         Route("/api/control/rebalance", control.rebalance, methods=["POST"]),
+        Route("/api/control/handover", control.handover, methods=["POST"]),
         Route("/api/control/stop", control.stop, methods=["POST"]),
     ]
 
@@ -122,6 +134,17 @@ class _Control:
             logger.info("a client rebalances job %r", run.name)
             balance = run.rebalance()
         return json_response(balance, 202)
+
+    async def handover(self, request: Request) -> Response:
+        check_control(self._site, request)
+        asked = await json_body(request, Handover)
+        return await run_in_threadpool(self._handover, asked)
+
+    def _handover(self, asked: Handover) -> Response:
+        with self._one_at_a_time() as run:
+            logger.info("a client hands job %r over to %s", run.name, asked.to or "a standby")
+            successor = run.resign(asked.to)
+        return json_response(HandedOver(successor), 202)
 
     async def stop(self, request: Request) -> Response:
         check_control(self._site, request)
@@ -225,6 +248,16 @@ DOCS: Final[Docs] = {
             "From the next epoch on, cut the ranges of key groups by their load",
             body=Rebalance,
             answer=Balance,
+            status=202,
+            errors=(409,),
+            control=True,
+        )
+    },
+    "/api/control/handover": {
+        "post": operation(
+            "Finish the current epoch and pass the lead to a standby of the group",
+            body=Handover,
+            answer=HandedOver,
             status=202,
             errors=(409,),
             control=True,

@@ -2,7 +2,7 @@
 
 Always true here:
 - without `serve` no server library is loaded, and nothing listens;
-- a run whose server fails to start ends with that error.
+- a server that fails to start raises, and its port is free again.
 """
 
 from __future__ import annotations
@@ -53,16 +53,12 @@ class Web:
         from cairn.web.server import serve
         from cairn.web.site import Site
 
-        try:
-            with self._lock:
-                if self._is_closed:
-                    return  # A bounded run may be over by now.
-                site = Site(store.url, self._settings, run=run, store=store)
-                self._served = serve(site, self._listening)
-                self.flight_url = self._served.flight_url
-        except BaseException:
-            run.stop()
-            raise
+        with self._lock:
+            if self._is_closed:
+                return  # A bounded run may be over by now.
+            site = Site(store.url, self._settings, run=run, store=store)
+            self._served = serve(site, self._listening)
+            self.flight_url = self._served.flight_url
 
     def close(self) -> None:
         with self._lock:

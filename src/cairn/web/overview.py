@@ -33,12 +33,17 @@ from cairn.report.drawing import draw_for_dashboard
 from cairn.report.epoch import NOTHING_MEASURED, EpochReport, LetterSample
 from cairn.report.job_graph import JobGraph
 from cairn.report.scaling import ScalingReport
-from cairn.report.status import Health, Status
+from cairn.report.status import Health, Restart, Status
 from cairn.snapshots.holds import no_epoch
 from cairn.storage.failures import FailureNote, read_failures
 from cairn.storage.log import Log, job_of
 from cairn.storage.manifest import Ancestor, Epoch, JobInfo
-from cairn.storage.notes import SavepointNote, newest_graph, read_savepoint_notes
+from cairn.storage.notes import (
+    SavepointNote,
+    newest_graph,
+    read_restarts,
+    read_savepoint_notes,
+)
 from cairn.storage.removal import branches_of
 from cairn.storage.store import Store
 from cairn.web.answers import (
@@ -154,9 +159,10 @@ class PutAside(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FailureList(msgspec.Struct, frozen=True, kw_only=True):
-    """Failures, newest first; and rows that were put aside, by epoch and operator."""
+    """Failures and restarts, newest first; and rows put aside, by epoch and operator."""
 
     failures: list[FailureNote]
+    restarts: list[Restart]
     put_aside: list[PutAside]
 
 
@@ -250,6 +256,7 @@ def failures(store: Store, log: Log, trail: Trail) -> FailureList:
     """Return failures and rows that were put aside, newest first."""
     return FailureList(
         failures=read_failures(store),
+        restarts=read_restarts(store),
         put_aside=[
             PutAside(
                 epoch=each.epoch,
@@ -392,7 +399,7 @@ DOCS: Docs = {
     },
     "/api/failures": {
         "get": operation(
-            "Failures, and rows that were put aside",
+            "Failures, restarts, and rows that were put aside",
             answer=FailureList,
         )
     },

@@ -103,6 +103,11 @@ class _Collector:
 def families(site: Site) -> Iterator[Metric]:
     """Yield every metric that has a value."""
     job = _job_name(site)
+    if site.run is not None and site.run.is_waiting:
+        # The figures of the job are the leader's: they must not be counted twice.
+        yield _status(job, site.run.status)
+        yield from _of_the_lead(job, site.run)
+        return
     health = site.health()
     yield _status(job, health.status)
     yield _one(
@@ -134,7 +139,7 @@ def families(site: Site) -> Iterator[Metric]:
 
 
 def _of_the_lead(job: str, run: LiveRun) -> Iterator[Metric]:
-    is_leading = float(run.status in ACTIVE)
+    is_leading = float(run.status in ACTIVE and not run.is_waiting)
     yield _one("cairn_is_leader", "1 while this process leads the job.", job, is_leading)
     yield _counter(
         "cairn_failovers",

@@ -16,13 +16,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from cairn.driver.coordinator.leadership.base import Member
+from cairn.driver.coordinator.leadership.in_store import StoreLeadership
+from cairn.driver.coordinator.leadership.opening import open_leadership
+from cairn.driver.group import Group
 from cairn.driver.serving import Serve
+from cairn.errors import PlanError
 from cairn.query.health import checkpoint_health, read_declared, run_health
 from cairn.report.balance import Balance
 from cairn.report.epoch import EpochReport
 from cairn.report.scaling import ScalingReport
-from cairn.report.status import Health, Status
+from cairn.report.status import Health, Restart, Status
 from cairn.storage.log import Log
+from cairn.storage.notes import read_group
 from cairn.storage.store import Store, open_store
 from cairn.web.errors import ApiError
 from cairn.web.sessions import Sessions
@@ -34,6 +40,7 @@ if TYPE_CHECKING:
     from cairn.snapshots.tables import StateSource
 
 HEALTH_S = 1.0
+"""Health and group are read at most once in this time, for all requests."""
 RATED_EPOCHS_MAX = 200
 HEAVY_READS_MAX = 4
 """At once: each may hold a chunk of state in memory."""
@@ -72,6 +79,11 @@ class LiveRun(Protocol):
     def restarts(self) -> int: ...
     @property
     def failovers(self) -> int: ...
+    @property
+    def is_waiting(self) -> bool: ...
+    def group(self) -> Group | None: ...
+    def resign(self, to: str | None = None) -> Member: ...
+    def restart_history(self) -> list[Restart]: ...
     def slots(self) -> Sequence[SlotInfo]: ...
     def metrics(self) -> EpochReport | None: ...
     def history(self) -> list[EpochReport]: ...
@@ -111,6 +123,10 @@ class Site:
         self._opened_ms = time.time_ns() // 1_000_000
         self._health: tuple[Health | None, float] = (None, 0.0)
         self._health_lock = threading.Lock()
+        self._watched: StoreLeadership | None = None
+        """The group of a checkpoint whose run is elsewhere: it remembers what it has seen."""
+        self._group: tuple[Group | None, float] = (None, float("-inf"))
+        self._group_lock = threading.Lock()
 
     def on_closing(self, call: Callable[[], None]) -> None:
         """Register a call for the end of the server."""
@@ -172,6 +188,7 @@ class Site:
             now_ms=now_ms,
             started_ms=self._opened_ms,
             trigger_ms=self._read_trigger_ms(),
+            restart=next(reversed(run.restart_history()), None),
         )
 
     def _read_trigger_ms(self) -> int:
@@ -187,6 +204,37 @@ class Site:
             return StatusFacts(run.status, run.paused, _text(run.error), live=True)
         health = self.health()
         return StatusFacts(health.status, None, health.why, live=False)
+
+    def group(self) -> Group | None:
+        """Return the drivers of the job; None if they are not a group that is seen from here.
+
+        Without a run, only a group in the checkpoint itself (`store:`) is looked at.
+        """
+        with self._group_lock:
+            known, read_s = self._group
+            if time.monotonic() - read_s >= HEALTH_S:
+                known = self._look_at_group()
+                self._group = known, time.monotonic()
+            return known
+
+    def _look_at_group(self) -> Group | None:
+        if self.run is not None:
+            return self.run.group()
+        url = self.group_url()
+        if url is None or not url.startswith("store:"):
+            return None
+        if self._watched is None or self._watched.url != url:
+            try:
+                watched = open_leadership(url, store=self.store)
+            except PlanError:
+                return None  # Noted by another version of cairn.
+            assert isinstance(watched, StoreLeadership), "the scheme is store:"
+            self._watched = watched
+        return Group(url=url, leader=self._watched.leader(), standbys=self._watched.waiting())
+
+    def group_url(self) -> str | None:
+        """Return the address of the group that the leader has noted; None without one."""
+        return read_group(self.store)
 
     @contextmanager
     def heavy(self) -> Iterator[None]:

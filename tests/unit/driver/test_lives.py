@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,8 @@ from cairn.driver.coordinator.leadership.base import Member
 from cairn.driver.lives import Lives
 from cairn.driver.options import Options
 from cairn.errors import CommitConflictError, EpochError, PlanError
+from cairn.storage.notes import read_group, read_restarts
+from cairn.storage.store import open_store
 
 GRAPH: Any = SimpleNamespace(name="job")
 
@@ -42,6 +45,7 @@ class Group:
         self.grants: list[Grant] = []
         self.may_lead = threading.Semaphore(0)
         self.others: list[Member] = []
+        self.updates: list[Member] = []
         self.is_closed = False
 
     def campaign(self, member: Member, stop: threading.Event) -> Grant | None:
@@ -51,7 +55,8 @@ class Group:
         self.grants.append(Grant())
         return self.grants[-1]
 
-    def update(self, member: Member) -> None: ...
+    def update(self, member: Member) -> None:
+        self.updates.append(member)
 
     def leader(self) -> Member | None:
         return None
@@ -92,7 +97,9 @@ class Engine:
 
 
 class World:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, checkpoint: str = "memory:", **options: Any
+    ) -> None:
         self.group, self.engines, self.failures = Group(), [], []
         self.standbys_closed = self.ends = 0
         world = self
@@ -109,7 +116,7 @@ class World:
         self.began = threading.Semaphore(0)
         self.lives: Lives[Any] = Lives(
             GRAPH,
-            Options(checkpoint="memory:", **options),
+            Options(checkpoint=checkpoint, **options),
             begin_life=self.begin_life,
             url=None,
             on_end=self.note_end,
@@ -146,6 +153,14 @@ def await_status(lives: Lives[Any], status: str) -> None:
             return
         threading.Event().wait(0.01)
     raise AssertionError(lives.status)
+
+
+def await_note(is_there: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if is_there():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("no such note")
 
 
 def test_a_lead_that_is_lost_ends_the_life_and_the_run_waits_for_the_next(led: World) -> None:
@@ -206,15 +221,49 @@ def test_the_lead_is_passed_to_a_standby_that_would_not_be_refused(led: World) -
         led.lives.resign()
     refused = Member(identity="refused", host="a", pid=1, refusal="does not fit")
     led.group.others = [refused]
-    with pytest.raises(EpochError, match="no standby"):
+    with pytest.raises(EpochError, match="a would be refused: does not fit"):
         led.lives.resign()
     warm = Member(identity="warm", host="b", pid=2)
-    hot = Member(identity="hot", host="c", pid=3, standby="hot")
-    led.group.others = [refused, warm, hot]
+    hot = Member(identity="hot", host="c", pid=3, standby="hot", epoch=9)
+    behind = Member(identity="behind", host="d", pid=4, standby="hot", epoch=8)
+    led.group.others = [refused, warm, behind, hot]
     assert led.lives.resign() is hot
     await_status(led.lives, "standby")
     assert led.group.grants[0].resigned_to == ["hot"]
+    with pytest.raises(EpochError, match="does not lead"):
+        led.lives.resign()
     led.lives.stop()
+
+
+@pytest.mark.parametrize("to", ["b", "warm"])
+def test_the_lead_is_passed_to_the_standby_that_was_chosen(led: World, to: str) -> None:
+    warm = Member(identity="warm", host="b", pid=2)
+    led.group.others = [warm, Member(identity="hot", host="c", pid=3, standby="hot")]
+    with pytest.raises(EpochError, match=r"'d': waiting: b, c"):
+        led.lives.resign("d")
+    assert led.lives.resign(to) is warm
+    led.lives.stop()
+
+
+def test_a_leader_shows_since_when_it_leads_and_where_the_group_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    world = World(monkeypatch, checkpoint=str(tmp_path), ha="fake:")
+    world.group.others = [Member(identity="other", host="b", pid=2)]
+    beginning = threading.Thread(target=world.lives.begin)
+    beginning.start()
+    await_status(world.lives, "standby")
+    waiting = world.lives.group()
+    assert waiting is not None and waiting.leader is None and waiting.this is not None
+    world.group.may_lead.release()
+    world.await_life()
+    beginning.join(10)
+    leading = world.lives.group()
+    assert leading is not None and leading.leader == leading.this == world.group.updates[-1]
+    assert leading.leader is not None and leading.leader.since_ms >= waiting.this.since_ms
+    assert leading.standbys == world.group.others
+    await_note(lambda: read_group(open_store(str(tmp_path))) == "fake:")
+    world.lives.stop()
 
 
 def test_a_start_that_may_succeed_later_is_repeated_and_then_lives_are_counted(
@@ -228,6 +277,23 @@ def test_a_start_that_may_succeed_later_is_repeated_and_then_lives_are_counted(
     with pytest.raises(OSError, match="and again"):
         world.lives.wait(10)
     assert (world.lives.restarts, len(world.engines), world.ends) == (2, 2, 1)
+
+
+def test_restarts_are_kept_with_cause_and_pause_here_and_in_the_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    world = World(monkeypatch, checkpoint=str(tmp_path), restart="fixed(2, 20 ms)")
+    world.lives.begin()
+    world.await_life().end(OSError("the store is away\n  next: wait"))
+    world.await_life().end(ValueError())
+    world.await_life().end()
+    assert world.lives.wait(10)
+    found = list(world.lives.restart_history)
+    assert [(each.number, each.kind, each.cause, each.pause_ms) for each in found] == [
+        (1, "OSError", "the store is away", 20),
+        (2, "ValueError", "ValueError", 20),
+    ]
+    await_note(lambda: read_restarts(open_store(str(tmp_path))) == found[::-1])
 
 
 def test_a_run_without_restarts_has_one_life(monkeypatch: pytest.MonkeyPatch) -> None:

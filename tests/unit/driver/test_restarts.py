@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cairn.driver.restarts import RestartPolicy, Restarts, parse_restart
+from cairn.driver.restarts import SAME_ROW_MAX, RestartPolicy, Restarts, parse_restart
 from cairn.errors import (
     CommitConflictError,
     EpochError,
@@ -109,4 +109,41 @@ def test_a_function_that_fails_twice_on_a_row_in_the_same_way_ends_the_run() -> 
 def test_a_function_whose_error_may_pass_is_tried_again() -> None:
     restarts = Restarts(parse_restart("exponential(1 second, 5 minutes)"))
     for _ in range(6):
-        assert restarts.after(failed_on("a", is_repeated=False)) is not None
+        error = FunctionError("refused", operator="op", row="a", is_of_system=True)
+        assert restarts.after(error) is not None
+
+
+def in_a_new_slot(row: str, life: int) -> FunctionError:
+    """A failure that its slot has seen once: each life has a new slot, and a new log."""
+    message = f"bad <object at 0x{life:08x}>\n  log: /logs/{life}.log"
+    return FunctionError(message, operator="op", key="k", row=row, is_repeated=False)
+
+
+def test_a_row_that_fails_the_same_way_in_life_after_life_ends_the_run() -> None:
+    restarts = Restarts(parse_restart("exponential(1 second, 5 minutes)"))
+    answers = [restarts.after(in_a_new_slot("a", life)) for life in range(SAME_ROW_MAX)]
+    assert answers[-1] is None and None not in answers[:-1]
+    assert restarts.count == SAME_ROW_MAX - 1
+
+
+def test_two_rows_that_fail_in_turn_end_the_run_too() -> None:
+    restarts = Restarts(parse_restart("exponential(1 second, 5 minutes)"))
+    rows = "abab"
+    assert all(restarts.after(in_a_new_slot(row, at)) for at, row in enumerate(rows))
+    assert restarts.after(in_a_new_slot("b", 9)) is None
+
+
+def test_rows_that_all_differ_and_errors_without_a_row_do_not_end_the_run() -> None:
+    restarts = Restarts(parse_restart("exponential(1 second, 5 minutes)"))
+    for at in range(2 * SAME_ROW_MAX):
+        assert restarts.after(in_a_new_slot(f"row {at}", at)) is not None
+        assert restarts.after(FunctionError("bad", operator="op")) is not None
+
+
+def test_a_row_that_failed_before_a_quiet_time_is_counted_from_the_beginning() -> None:
+    now_s = 0.0
+    restarts = Restarts(parse_restart("fixed(9, 1 second)"), lambda: now_s)
+    for life in range(2 * SAME_ROW_MAX):
+        restarts.begin()
+        now_s += restarts.policy.quiet_s
+        assert restarts.after(in_a_new_slot("a", life)) is not None

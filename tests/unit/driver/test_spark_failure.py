@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cairn import FunctionError, KeyedProcess
+from cairn.driver.restarts import Restarts, parse_restart
 from cairn.driver.spark_failure import as_cairn_error
 from cairn.errors import EpochError
 from cairn.protocol.messages import Failure, pack_failure
@@ -114,3 +115,12 @@ def test_a_traceback_that_was_cut_short_is_looked_through_in_linear_time() -> No
     text = "Traceback (most recent call last):\n" + '    File "a.py", line 1, in f\n' * 200 + "<"
     error = as_cairn_error(RuntimeError(text), 7)
     assert isinstance(error, EpochError)
+
+
+def test_the_same_failure_of_a_new_slot_in_each_life_is_known_to_be_the_same() -> None:
+    restarts = Restarts(parse_restart("exponential(1 second, 1 minute)"))
+    pauses = [
+        restarts.after(as_cairn_error(RuntimeError(spark_text(Picks(), log=f"/{life}.log")), life))
+        for life in range(3)
+    ]
+    assert pauses == [1.0, 2.0, None]

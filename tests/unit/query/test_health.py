@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 
 import psutil
 import pytest
 
+from cairn.cli.tables import status_text
 from cairn.errors import EpochError, FunctionError
 from cairn.process_identity import identify, pid_namespace
 from cairn.query.health import checkpoint_health, read_declared
 from cairn.report.job_graph import GraphSource, GraphTime, JobGraph
-from cairn.report.status import Ending
+from cairn.report.status import SEEN_MS, Ending, Restart
 from cairn.storage.failures import Failures
 from cairn.storage.log import Log
-from cairn.storage.notes import ending_of, write_ending, write_graph
+from cairn.storage.notes import ending_of, write_ending, write_graph, write_restart
 from tests.unit.snapshots.checkpoints import Checkpoint, value
 
 
@@ -152,3 +154,51 @@ def test_a_watermark_declared_after_the_sources_has_its_delay_too(made: Checkpoi
     times = [GraphTime(name="later", watermark_ms=600_000)]
     write_graph(made.store, 1, JobGraph(sources=sources, event_times=times, trigger="2 seconds"))
     assert read_declared(Log(made.store)) == (600_000, 2_000)
+
+
+def restarted(made: Checkpoint, *, pid: int = 1, ago_ms: int = 0, pause_ms: int = 60_000) -> None:
+    write_restart(
+        made.store,
+        Restart(
+            number=3, wall_ms=now_ms() - ago_ms, pause_ms=pause_ms, kind="FunctionError",
+            cause="bad", host="elsewhere", pid=pid,
+        ),
+    )  # fmt: skip
+
+
+def test_a_run_that_pauses_before_it_begins_again_is_restarting_with_its_cause(
+    made: Checkpoint,
+) -> None:
+    term = started(made)
+    failed(made, 3, ended=True)
+    write_ending(made.store, term, "failed", EpochError("x"))
+    restarted(made)
+    found = health(made)
+    assert found.status == "restarting" and found.restart is not None and found.failure is not None
+    assert (found.restart.number, found.failure.operator) == (3, "score")
+    assert re.search(r"restart 3 on elsewhere, pid 1: begins in \d+ s", status_text(found).plain)
+    started(made)
+    assert health(made).status == "starting", "its next life has begun"
+
+
+def test_a_restart_of_an_earlier_end_or_that_never_came_is_a_failure(made: Checkpoint) -> None:
+    restarted(made)
+    term = started(made, ago_ms=1000)
+    time.sleep(0.002)
+    write_ending(made.store, term, "failed", EpochError("x"))
+    assert health(made).status == "failed", "the note is older than the end"
+    found = checkpoint_health(Log(made.store), now_ms() + 1)
+    restarted(made, pause_ms=10)
+    late = checkpoint_health(Log(made.store), now_ms() + SEEN_MS + 1000)
+    assert (found.status, late.status) == ("failed", "failed")
+    assert late.restart is not None, "the history of the driver that failed"
+    assert re.search(r"restart 3 on elsewhere, pid 1: 20\d\d-", status_text(late).plain)
+
+
+def test_a_restart_of_another_driver_is_not_shown_with_a_failure(made: Checkpoint) -> None:
+    restarted(made, pid=2)
+    term = started(made, pid=1)
+    write_ending(made.store, term, "failed", EpochError("x"))
+    restarted(made, pid=2)
+    found = health(made)
+    assert (found.status, found.restart) == ("failed", None)

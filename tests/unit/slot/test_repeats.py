@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+
 from cairn.errors import EpochError, FunctionError
+from cairn.protocol.messages import Failure
 from cairn.slot.repeats import Repeats
+from cairn.slot.server import FAILED, SlotServer
 
 
 def failed(row: int, cause: Exception | None = None) -> FunctionError:
@@ -47,3 +54,15 @@ def test_what_the_system_reports_behind_another_operator_is_no_repetition() -> N
     repeats = Repeats()
     for _ in range(2):
         assert not repeats.note(1, failed(1, failed(1, ConnectionResetError("no"))))
+
+
+def test_the_driver_learns_which_failures_the_system_reported() -> None:
+    slot: Any = SimpleNamespace(_repeats=Repeats(), _epoch=1, log="slot.log", executor="1")
+
+    def facts(error: Exception) -> dict[str, Any]:
+        sent = SlotServer._failure(slot, error).removeprefix(FAILED)
+        found: dict[str, Any] = msgspec.msgpack.decode(sent, type=Failure).facts
+        return found
+
+    assert facts(failed(1, ConnectionResetError("no")))["is_of_system"] is True
+    assert "is_of_system" not in facts(failed(1))

@@ -132,6 +132,8 @@ def test_notes_that_cannot_be_read_are_listed(store: Store) -> None:
         "endings/000000000001.json",
         "failures/1-2.json",
         "graph/000000000002.json",
+        "group/000000000002.json",
+        "restarts/1-2.json",
         "savepoints/1-x.json",
     ]
     assert {note.partition("/")[0] for note in notes} == set(NOTE_FOLDERS)

@@ -11,13 +11,16 @@ from typing import Any
 
 import msgspec
 
+from cairn.driver.coordinator.leadership.base import Member
 from cairn.driver.coordinator.reports import report_of
+from cairn.driver.group import Group, choose_successor
 from cairn.driver.roster import SlotInfo
 from cairn.driver.serving import Serve
 from cairn.errors import EpochError
 from cairn.report.balance import Balance
 from cairn.report.epoch import EpochReport
 from cairn.report.scaling import Decision, ScalingReport
+from cairn.report.status import Restart
 from cairn.snapshots.destination import check_destination
 from cairn.storage.store import open_store
 from cairn.web.app import make_app
@@ -65,6 +68,9 @@ class FakeRun:
         self.parallelism = 2
         self.restarts = 3
         self.failovers = 1
+        self.restarted: list[Restart] = []
+        self.drivers: Group | None = None
+        self.is_waiting = False
         self.asked: list[Any] = []
         self.has_epoch = True
         self._checkpoint = checkpoint
@@ -74,6 +80,17 @@ class FakeRun:
         if newest is None:
             return None
         return msgspec.structs.replace(report_of(newest, 1.5), dropped_batches=0)
+
+    def group(self) -> Group | None:
+        return self.drivers
+
+    def resign(self, to: str | None = None) -> Member:
+        self.asked.append(("resign", to))
+        waiting = [] if self.drivers is None else self.drivers.standbys
+        return choose_successor(waiting, to, self.name)
+
+    def restart_history(self) -> list[Restart]:
+        return self.restarted
 
     def slots(self) -> list[SlotInfo]:
         return [SlotInfo(0, "host:1", "/logs/slot-0.log")]

@@ -225,17 +225,17 @@ def test_connections_of_threads_that_are_gone_are_closed(checkpoint: Checkpoint)
 
         def ask() -> None:
             asking.query(UID, "n", 2)
-            sockets.append(asking._link._mine.connection.http.sock)
+            sockets.append(asking._link._servers[0]._mine.connection.http.sock)
 
         for _ in range(5):
             thread = threading.Thread(target=ask)
             thread.start()
             thread.join()
         gc.collect()
-        assert len(asking._link._connections) == 0
+        assert len(asking._link._servers[0]._connections) == 0
         assert [each.fileno() for each in sockets] == [-1] * 5
         asking.query(UID, "n", 2)
-        assert len(asking._link._connections) == 1
+        assert len(asking._link._servers[0]._connections) == 1
 
 
 @pytest.mark.parametrize("url", ["http://host:99999", "http://host:x", "http://[::1", "host:80"])

@@ -63,6 +63,8 @@ def run_of(lead: Lead, **facts: Any) -> Any:
         failovers=1,
         scaling=SCALING,
         restarts=3,
+        restart_history=list,
+        is_waiting=False,
         metrics=lambda: measured,
     )
 

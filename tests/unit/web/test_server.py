@@ -162,7 +162,7 @@ def test_client_controls_the_run(asking: Any, run: FakeRun, checkpoint: Checkpoi
 
 def test_client_goes_on_when_its_connection_was_cut(asking: Any) -> None:
     assert asking.query("count", "n", 5).value == 50
-    asking._link._mine.connection.http.sock.shutdown(socket.SHUT_RDWR)
+    asking._link._servers[0]._mine.connection.http.sock.shutdown(socket.SHUT_RDWR)
     assert asking.query("count", "n", 6).value == 60
 
 

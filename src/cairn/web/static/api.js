@@ -8,6 +8,8 @@ export class ApiError extends Error {
 }
 
 async function parse(response) {
+  // A driver that waits redirects to the leader, which is another site: it has its own page.
+  if (response.type === "opaqueredirect") throw new ApiError(307, "standby", "Another driver leads the job.", "open the dashboard of the leader");
   let body = null;
   try {
     body = await response.json();
@@ -22,13 +24,13 @@ async function parse(response) {
 }
 
 export async function get(path) {
-  return parse(await fetch(path, { headers: { Accept: "application/json" } }));
+  return parse(await fetch(path, { headers: { Accept: "application/json" }, redirect: "manual" }));
 }
 
 export async function post(path, body, token = null) {
   const headers = { "Content-Type": "application/json", Accept: "application/json" };
   if (token) headers.Authorization = `Bearer ${token}`;
-  return parse(await fetch(path, { method: "POST", headers, body: JSON.stringify(body) }));
+  return parse(await fetch(path, { method: "POST", headers, body: JSON.stringify(body), redirect: "manual" }));
 }
 
 // With fetch, not with a form: under our referrer policy a form has no origin.
@@ -47,6 +49,8 @@ const POLL_MS = 3000;
 // The job and its epochs, kept up to date by events, or by polling without events.
 export class Live extends EventTarget {
   job = null;
+  // The drivers of the job: who leads, who waits, and whether this one does.
+  lead = null;
   // Epochs before this one are retired: their figures are known, their state is gone.
   oldestKept = 0;
   link = "connecting";
@@ -55,10 +59,16 @@ export class Live extends EventTarget {
   #again = false;
   #source = null;
   #poll = null;
+  #hasBegun = false;
 
   // Oldest first.
   get epochs() {
     return [...this.#epochs.values()].sort((a, b) => a.epoch - b.epoch);
+  }
+
+  // The driver of this server waits for the lead: it has no figures of the job.
+  get isWaiting() {
+    return this.lead?.waiting === true;
   }
 
   get newest() {
@@ -84,6 +94,7 @@ export class Live extends EventTarget {
 
   async start() {
     await this.refresh();
+    this.#hasBegun = true;
     this.#listen();
     setInterval(() => this.dispatchEvent(new Event("tick")), 1000);
     // Rates and the status change without a new epoch.
@@ -110,6 +121,14 @@ export class Live extends EventTarget {
 
   async #fetch() {
     try {
+      this.lead = await get("/api/leader");
+      if (this.isWaiting) {
+        this.job = null;
+        this.failed = null;
+        this.#deafen();
+        this.dispatchEvent(new Event("change"));
+        return;
+      }
       const [job, { epochs, oldest_kept: oldestKept }] = await Promise.all([
         get("/api/job"),
         get(`/api/epochs?limit=${this.#epochs.size ? EPOCHS_MORE : EPOCHS_FIRST}`),
@@ -121,6 +140,7 @@ export class Live extends EventTarget {
       this.oldestKept = oldestKept;
       this.#merge(isGap ? (await get(`/api/epochs?limit=${EPOCHS_FIRST}`)).epochs : epochs);
       this.failed = null;
+      if (this.#hasBegun && this.#source === null) this.#listen();
     } catch (error) {
       this.failed = error;
     }
@@ -137,7 +157,15 @@ export class Live extends EventTarget {
     for (const number of numbers.slice(0, Math.max(0, numbers.length - EPOCHS_MAX))) this.#epochs.delete(number);
   }
 
+  // Events are the leader's.
+  #deafen() {
+    this.#source?.close();
+    this.#source = null;
+    this.#linked("waiting");
+  }
+
   #listen() {
+    if (this.isWaiting) return;
     const source = (this.#source = new EventSource("/api/events"));
     source.addEventListener("epoch", () => this.refresh());
     source.addEventListener("status", () => this.refresh());
@@ -145,13 +173,13 @@ export class Live extends EventTarget {
     source.addEventListener("error", () => {
       this.#linked("polling");
       // The browser reconnects by itself, unless the server refused.
-      if (source.readyState === EventSource.CLOSED) setTimeout(() => this.#listen(), 10000);
+      if (source.readyState === EventSource.CLOSED && source === this.#source) setTimeout(() => this.#listen(), 10000);
     });
   }
 
   #linked(link) {
     this.link = link;
-    if (link === "live") {
+    if (link !== "polling") {
       clearInterval(this.#poll);
       this.#poll = null;
     } else if (this.#poll === null) {

@@ -10,6 +10,7 @@ import { groups } from "./page-groups.js";
 import { history } from "./page-history.js";
 import { operator } from "./page-operator.js";
 import { overview } from "./page-overview.js";
+import { standby } from "./page-standby.js";
 import { states } from "./page-state.js";
 
 const PAGES = [
@@ -43,6 +44,7 @@ const STATUS = {
 const live = new Live();
 const byId = (id) => document.getElementById(id);
 let shown = null;
+let wasWaiting = false;
 
 function route() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
@@ -61,7 +63,8 @@ function show() {
   const { found, inner, query } = route();
   const main = byId("main");
   shown?.stop?.();
-  const make = inner !== null && inner !== "" && found.inner ? found.inner : found.page;
+  wasWaiting = live.isWaiting;
+  const make = wasWaiting ? standby : inner !== null && inner !== "" && found.inner ? found.inner : found.page;
   const body = h("div", { class: "page" });
   replace(main, body);
   try {
@@ -76,11 +79,12 @@ function show() {
 }
 
 function title(found, inner) {
-  const name = live.job?.name;
-  document.title = [inner ? `${found.name} ${inner}` : found.name, name, "cairn"].filter(Boolean).join(" · ");
+  const name = live.job?.name ?? live.lead?.name;
+  document.title = [live.isWaiting ? live.lead.status : inner ? `${found.name} ${inner}` : found.name, name, "cairn"].filter(Boolean).join(" · ");
 }
 
 function tabs(found) {
+  if (live.isWaiting) return replace(byId("tabs"));
   replace(byId("tabs"), PAGES.filter((each) => (each.isShown ? each.isShown(live) : true)).map((each) =>
     h("a", { href: `#/${each.path}`, class: "tab", "aria-current": each === found ? "page" : null }, each.name)));
   byId("tabs").querySelector("[aria-current]")?.scrollIntoView({ inline: "nearest", block: "nearest" });
@@ -88,11 +92,12 @@ function tabs(found) {
 
 function around() {
   const { job } = live;
-  byId("job-name").textContent = job?.name ?? "";
+  const now = live.isWaiting ? live.lead : job;
+  byId("job-name").textContent = now?.name ?? "";
   const status = byId("status");
-  status.textContent = job?.status ?? "";
-  status.title = STATUS[job?.status] ?? "";
-  status.className = `chip is-${job?.status ?? "unknown"}`;
+  status.textContent = now?.status ?? "";
+  status.title = STATUS[now?.status] ?? "";
+  status.className = `chip is-${now?.status ?? "unknown"}`;
   byId("logout").hidden = !job?.session;
   link();
   notice();
@@ -100,8 +105,8 @@ function around() {
 
 function link() {
   const { newest } = live;
-  const how = { live: live.job?.live ? "connected" : "watching", polling: "polling every 3 s", connecting: "connecting" }[live.link];
-  const age = newest ? `epoch ${count(newest.epoch)}, ${span(live.nowMs - newest.wall_ms)} ago` : "no epoch yet";
+  const how = { live: live.job?.live ? "connected" : "watching", polling: "polling every 3 s", connecting: "connecting", waiting: "waiting" }[live.link];
+  const age = live.isWaiting ? "no figures: they are the leader's" : newest ? `epoch ${count(newest.epoch)}, ${span(live.nowMs - newest.wall_ms)} ago` : "no epoch yet";
   replace(byId("link"), h("span", { class: "age" }, age), h("span", { class: `pulse is-${live.link}` }, how));
 }
 
@@ -146,6 +151,7 @@ window.addEventListener("hashchange", () => {
 let hadControl = null;
 live.addEventListener("change", () => {
   around();
+  if (live.isWaiting !== wasWaiting) return show();
   if (live.job && hadControl !== live.job.control) {
     hadControl = live.job.control;
     tabs(route().found);

@@ -59,13 +59,16 @@ export function control(root, live) {
   const name = h("input", { type: "text", id: "savepoint-name", autocomplete: "off", spellcheck: "false", pattern: "[A-Za-z0-9][A-Za-z0-9_\\-]{0,63}", placeholder: "date and time", maxlength: 64 });
   const many = h("input", { type: "number", id: "parallelism", min: 1, max: live.job.job?.max_parallelism ?? 32768, required: true });
   many.value = live.job.parallelism ?? 1;
+  const group = live.lead?.group ?? null;
+  const to = h("select", { id: "successor" }, h("option", { value: "" }, "any, a hot one first"),
+    (group?.standbys ?? []).map((each) => h("option", { value: each.identity, disabled: each.refusal !== null }, `${each.host}, pid ${each.pid}${each.refusal === null ? "" : ": would be refused"}`)));
   const last = h("input", { type: "text", id: "stop-savepoint", autocomplete: "off", spellcheck: "false", pattern: "[A-Za-z0-9][A-Za-z0-9_\\-]{0,63}", placeholder: "none", maxlength: 64 });
   const form = (fields, button, cls, run) => h("form", { class: "ask", onsubmit: (event) => { event.preventDefault(); run(); } }, fields, h("button", { type: "submit", class: cls }, button));
   const field = (label, input) => h("label", { class: "field grow" }, h("span", null, label), input);
 
   replace(root, h("div", { class: "title-row" }, h("h1", null, "Control"), now),
     card("Token", {}, h("div", { class: "ask" }, field("Control token: kept while this page is open, sent only with the changes below", secret))),
-    h("div", { class: "three-up" },
+    h("div", { class: group ? "four-up" : "three-up" },
       card("Savepoint", {}, h("p", { class: "soft" }, "Writes the newest epoch to its own folder. The job continues."),
         form(field("Name", name), "Take a savepoint", "primary", () => change("savepoint", { name: name.value.trim() || null }, "Take a savepoint", "It is written beside the checkpoint.", "Take it",
           (found) => `Savepoint of epoch ${count(found.epoch)}: ${count(found.rows)} rows, ${bytes(found.bytes)}, ${found.url}`))),
@@ -75,6 +78,9 @@ export function control(root, live) {
       card("Rebalance", {}, h("p", { class: "soft" }, "Cuts the ranges of key groups so that subtasks carry equal load, from the next epoch on. No state is rewritten."),
         form(null, "Rebalance", "primary", () => change("rebalance", {}, "Rebalance", "The ranges stay if a change would gain little.", "Rebalance",
           (found) => `${found.groups_moved ? `${count(found.groups_moved)} key groups move` : "The ranges stay"}${found.limit ? `: ${found.limit}` : ""}`))),
+      group ? card("Hand over", {}, h("p", { class: "soft" }, "Passes the lead to a standby after the current epoch. This driver waits then."),
+        form(field("Standby", to), "Hand over", "primary", () => change("handover", { to: to.value || null }, "Hand over", "The current epoch is finished first.", "Hand over",
+          (found) => `${found.successor.host}, pid ${found.successor.pid}, takes over`))) : null,
       card("Stop", {}, h("p", { class: "soft" }, "Ends the job after the current epoch. Nothing is lost. This server ends with the job."),
         form(field("Name of a savepoint", last), "Stop the job", "danger", () => change("stop", { savepoint: last.value.trim() || null }, "Stop the job", "It ends after the current epoch. To continue, start the program again.", "Stop it",
           (found) => `Stopping${found.savepoint ? `, with a savepoint at ${found.savepoint}` : ""}`)))),

@@ -1,18 +1,19 @@
 // Failures, and rows that were put aside.
 
 import { get } from "./api.js";
-import { card, count, empty, facts, h, plural, replace, table, when } from "./dom.js";
+import { card, count, empty, facts, h, plural, replace, span, table, when } from "./dom.js";
 
 export function errors(root, live) {
   const failures = h("div", { class: "slot" });
   const aside = h("div", { class: "slot" });
+  const restarts = h("div", { class: "slot" });
   const logs = h("div", { class: "slot" });
-  replace(root, h("h1", null, "Errors"), card("Failures", {}, failures), card("Rows put aside", { cls: "flush" }, aside), logs);
+  replace(root, h("h1", null, "Errors"), card("Failures", {}, failures), restarts, card("Rows put aside", { cls: "flush" }, aside), logs);
   let shown = null;
 
   async function load() {
     replace(logs, logTable(live.job?.slots ?? []));
-    const wanted = `${live.newest?.epoch}/${live.job?.status}/${live.job?.error}`;
+    const wanted = `${live.newest?.epoch}/${live.job?.status}/${live.job?.error}/${live.lead?.restarts}`;
     if (shown === wanted) return;
     shown = wanted;
     try {
@@ -20,6 +21,7 @@ export function errors(root, live) {
       // Keep the open ones open.
       const open = new Set([...failures.querySelectorAll("details[open]")].map((each) => each.dataset.at));
       replace(failures, found.failures.length ? found.failures.map((each) => failure(each, open)) : empty("No failures are recorded."));
+      replace(restarts, found.restarts.length ? restartCard(found.restarts) : null);
       replace(aside, found.put_aside.length ? [asideTable(found.put_aside), samples(found.put_aside)] : empty("No rows were put aside in the last epochs."));
     } catch (error) {
       replace(failures, empty(error.message));
@@ -46,6 +48,18 @@ function failure(each, open) {
     ]),
     h("h3", null, "Message"), h("pre", null, each.message),
     each.traceback ? [h("h3", null, "Traceback"), h("pre", null, each.traceback)] : null);
+}
+
+// Runs that failed and began again, of all drivers of the job.
+function restartCard(rows) {
+  return card("Restarts", { cls: "flush" }, table([
+    { name: "Failed", cell: (row) => when(row.wall_ms) },
+    { name: "Restart", align: "right", cell: (row) => count(row.number) },
+    { name: "Pause", align: "right", cell: (row) => span(row.pause_ms) },
+    { name: "Error", cell: (row) => row.kind },
+    { name: "Cause", cls: "text", cell: (row) => row.cause },
+    { name: "Driver", cell: (row) => `${row.host}, pid ${row.pid}` },
+  ], rows, { caption: "Restarts, newest first" }));
 }
 
 function asideTable(rows) {

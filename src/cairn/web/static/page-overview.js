@@ -3,6 +3,7 @@
 import { get } from "./api.js";
 import { bars, spark } from "./chart.js";
 import { bytes, card, count, decimal, empty, facts, h, millis, plural, replace, span, table, when } from "./dom.js";
+import { driversCard } from "./drivers.js";
 import { picture } from "./graph.js";
 import { PARTS } from "./page-epochs.js";
 
@@ -13,6 +14,7 @@ const EVENTS_SHOWN = 5;
 export function overview(root, live) {
   const tiles = h("div", { class: "tiles" });
   const failed = h("div", { class: "slot" });
+  const drivers = h("div", { class: "slot" });
   const graph = h("div", { class: "slot" });
   const operators = h("div", { class: "slot" });
   const events = h("div", { class: "slot" });
@@ -25,6 +27,7 @@ export function overview(root, live) {
     h("h1", { class: "unseen" }, "Overview"),
     failed,
     tiles,
+    drivers,
     card("Graph", { aside: where, cls: "flush" }, graph),
     h("div", { class: "two wide-left" },
       card("Epochs", { aside: h("a", { href: "#/epochs" }, "all") }, timeline),
@@ -38,6 +41,7 @@ export function overview(root, live) {
     where.textContent = job?.checkpoint ?? "";
     replace(failed, failureCard(live));
     replace(tiles, tileRow(live, epochs));
+    replace(drivers, driversCard(live));
     figures(newest, live.health?.rates.operators);
     timeline.show(epochs);
     replace(operators, newest ? operatorTable(newest) : empty("No epoch is committed yet."));
@@ -51,7 +55,7 @@ export function overview(root, live) {
   }, (error) => replace(graph, empty(error.message)));
   function update() {
     draw();
-    const now = `${live.job?.status}/${live.job?.leader?.term}/${live.job?.error}`;
+    const now = `${live.job?.status}/${live.lead?.restarts}/${live.job?.leader?.term}/${live.job?.error}`;
     if (now !== shown) recent(events);
     shown = now;
   }
@@ -71,6 +75,7 @@ async function recent(events) {
     const found = [
       ...points.records.map((each) => [each.wall_ms, each.kind === "restore" ? `rolled back to epoch ${count(each.epoch)}` : `started on ${each.host}`, "#/history"]),
       ...points.savepoints.map((each) => [each.created_ms, `savepoint of epoch ${count(each.epoch)}, ${bytes(each.bytes)}`, "#/history"]),
+      ...failed.restarts.map((each) => [each.wall_ms, `restart ${count(each.number)} after ${span(each.pause_ms)}: ${each.cause}`, "#/errors"]),
       ...failed.failures.map((each) => [each.wall_ms, `epoch ${count(each.epoch)} failed: ${each.message.split("\n")[0]}`, "#/errors"]),
     ].sort((a, b) => b[0] - a[0]).slice(0, EVENTS_SHOWN);
     replace(events, found.length ? h("ul", { class: "events" }, found.map(([ms, text, href]) => h("li", null, when(ms, { dated: false }), h("a", { href, title: text }, text)))) : empty("None are kept."));
@@ -103,10 +108,11 @@ function intoOperators(newest, health) {
 
 // If the job fails, its page starts with the cause.
 function failureCard(live) {
-  const { failure, status, why } = live.health ?? {};
-  if (status !== "failed" && status !== "failing") return null;
+  const { failure, status, why, restart } = live.health ?? {};
+  const titles = { failed: "The job has failed", failing: "The job is failing: the epoch is being retried", restarting: "The run has failed, and begins again" };
+  const title = titles[status];
+  if (!title) return null;
   const cls = `now-failed is-${status}`;
-  const title = status === "failed" ? "The job has failed" : "The job is failing: the epoch is being retried";
   if (!failure) return card(title, { cls }, h("p", { class: "cause" }, why ?? live.job.error ?? "The cause is not recorded."), facts([["next", "start the job again: it continues after its newest epoch"]]));
   const often = `${plural(failure.attempts, "attempt")} at epoch ${count(failure.epoch)}${failure.times > 1 ? `, seen ${failure.times} times` : ""}`;
   return card(title, { cls, aside: h("a", { href: "#/errors" }, "traceback") },
@@ -119,6 +125,7 @@ function failureCard(live) {
       failure.at ? ["at", h("code", { class: "wrap" }, failure.at)] : null,
       failure.log ? ["log", h("code", { class: "wrap" }, failure.log)] : null,
       ["when", when(failure.wall_ms), `, ${often}`],
+      restart ? ["restart", `${count(restart.number)}, after a pause of ${span(restart.pause_ms)}: `, when(restart.wall_ms + restart.pause_ms, { dated: false })] : null,
       ["next", failure.next],
     ]));
 }
