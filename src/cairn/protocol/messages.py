@@ -224,7 +224,7 @@ class Report(msgspec.Struct, frozen=True, gc=False):
     base_failed: str = ""
     """Error of a file that could not be written in the background; the slot tries again."""
     memory_excess: str = ""
-    """How near the slot is to its limit of memory, and its largest states; empty: it is not."""
+    """The memory and largest states of a slot that is near its limit; empty: it is not."""
     stage: int | None = None
     """The Spark stage of the subtask; None without Spark."""
     door: str = ""
