@@ -29,6 +29,7 @@ from cairn.errors import QueryError
 from cairn.query.link import TRIES_MAX, Json, Link, encode_json
 from cairn.query.live import Answer, Answers, Source
 from cairn.query.lookups import Held, Key
+from cairn.report.balance import Balance
 from cairn.report.epoch import EpochReport
 
 if TYPE_CHECKING:
@@ -220,6 +221,10 @@ class Client:
     def rescale(self, parallelism: int) -> None:
         """From the next epoch on, run with this many subtasks."""
         self._link.control("rescale", {"parallelism": parallelism})
+
+    def rebalance(self) -> Balance:
+        """From the next epoch on, cut the ranges of key groups by their load."""
+        return msgspec.convert(self._link.control("rebalance", {}), Balance)
 
     def handover(self, to: str | None = None) -> Json:
         """Pass the lead to a standby, named by host or identity; return that standby.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from cairn.connected import ConnectedStreams, connect
+from cairn.driver.coordinator.autoscale import Autoscale
 from cairn.driver.coordinator.guarantees import Guarantee
 from cairn.driver.serving import Serve, as_serve
 from cairn.errors import PlanError
@@ -139,9 +140,11 @@ class Job:
         self,
         *,
         checkpoint: str,
-        parallelism: int | None = None,
+        parallelism: int | str | None = None,
+        autoscale: Autoscale = "off",
         backend: str = "heap",
         backend_memory_mb: int = 512,
+        slot_memory_mb: int | None = None,
         trigger: Duration = "1 second",
         savepoint: str | None = None,
         reset_sources: Sequence[str] = (),
@@ -168,6 +171,14 @@ class Job:
         fires, every window closes. `backend="rocksdb"` keeps state on local disk,
         `backend="postgresql://…"` in a database (`"env:NAME"` names a variable that has the URL),
         both with at most `backend_memory_mb` of memory per slot and operator.
+
+        With `autoscale="on"` and a range such as `parallelism="2..16"`, the job changes the number
+        of its subtasks by its backlog and the busy time of its busiest subtask; "observe" only
+        reports what it would do.
+
+        `slot_memory_mb` is the memory that a slot may use: one that comes near it is reported, with
+        its largest states. On a cluster the default is a slot's share of the memory that an
+        executor has beside its heap.
 
         An empty checkpoint may start from a `savepoint`. Sources may be added and reordered;
         `reset_sources` are read from their beginning. `allow_dropped_state` goes on without
@@ -209,8 +220,10 @@ class Job:
             Options(
                 checkpoint=str(checkpoint),
                 parallelism=parallelism,
+                autoscale=autoscale,
                 backend=backend,
                 backend_memory_mb=backend_memory_mb,
+                slot_memory_mb=slot_memory_mb,
                 trigger=trigger if isinstance(trigger, str) else _interval_text(trigger),
                 savepoint=None if savepoint is None else str(savepoint),
                 reset_sources=tuple(reset_sources),

@@ -1,8 +1,9 @@
 """Key groups: the same key has the same group in Spark, in a slot and in a client.
 
 A key's group is `pmod(xxhash64(columns…), group_count)`; subtasks own contiguous
-ranges of groups. The hash here is Spark's xxhash64 bit for bit: XXH64 with seed
-42, where each value's hash is the seed of the next and a null changes nothing.
+ranges of groups: equal ones, or ranges by load, which their `starts` give. The hash here
+is Spark's xxhash64 bit for bit: XXH64 with seed 42, where each value's hash is the seed of
+the next and a null changes nothing.
 
 Always true here:
 - hash_key(values, types) equals Spark's xxhash64 over columns of those types;
@@ -14,6 +15,7 @@ Always true here:
 
 from __future__ import annotations
 
+import bisect
 import datetime as dt
 import decimal
 import functools
@@ -88,13 +90,21 @@ def hash_names(columns: Sequence[pa.Array], types: Sequence[pa.DataType]) -> npt
     return hashes
 
 
-def subtask_of(group: int, parallelism: int, group_count: int) -> int:
+Starts = tuple[int, ...]
+"""The first key group of each subtask; empty: subtasks own equally many key groups."""
+
+
+def subtask_of(group: int, parallelism: int, group_count: int, starts: Starts = ()) -> int:
     """The subtask that owns a key group."""
+    if starts:
+        return bisect.bisect_right(starts, group) - 1
     return group * parallelism // group_count
 
 
-def groups_of(subtask: int, parallelism: int, group_count: int) -> range:
+def groups_of(subtask: int, parallelism: int, group_count: int, starts: Starts = ()) -> range:
     """The key groups a subtask owns; empty when there are more subtasks than groups."""
+    if starts:
+        return range(starts[subtask], (*starts, group_count)[subtask + 1])
     start = -(-subtask * group_count // parallelism)
     stop = -(-(subtask + 1) * group_count // parallelism)
     return range(start, stop)

@@ -23,8 +23,10 @@ from cairn.logs import logger
 from cairn.plan.graph import Graph
 from cairn.query.doors import Doors
 from cairn.query.live import Answer, Answers, LiveState
+from cairn.report.balance import Balance
 from cairn.report.epoch import EpochReport
 from cairn.report.notebook import Plot, RunFacts, run_facts, run_html, timeline
+from cairn.report.scaling import ScalingReport
 from cairn.report.status import Restart, Status
 from cairn.sinks.base import closed_on_error
 from cairn.snapshots.destination import check_destination
@@ -258,6 +260,24 @@ class Run:
         self._check_running()
         self._engine.changes.rescale(parallelism)
 
+    @property
+    def scaling(self) -> ScalingReport:
+        """The last decision of autoscaling, the changes of parallelism so far, and the backlog."""
+        life = self._lives.life
+        if life is None:
+            return ScalingReport(mode=self._options.autoscale)
+        return life.engine.scaling.report()
+
+    def rebalance(self) -> Balance:
+        """Cut the ranges of key groups by their load, from the next epoch on.
+
+        Subtasks then carry equal load instead of equally many key groups. Returns how the busiest
+        subtask compares with the mean before and after, and the key group that limits it. The
+        ranges stay if a change would gain little. No state is rewritten.
+        """
+        self._check_running()
+        return self._engine.changes.rebalance()
+
     def upgrade(self, uid: str, function: Function, *, allow_dropped_state: bool = False) -> None:
         """Run this function in place of an operator's from the next epoch on, on its state.
 
@@ -370,6 +390,9 @@ class _Life:
         ):
             if standby is not None and coordinator.spec == standby.prepared.spec:
                 driver = standby.driver
+                ranges = coordinator.parallelism, coordinator.starts
+                if (driver.parallelism, driver.starts) != ranges:
+                    driver.deploy(coordinator.spec, coordinator.parallelism, coordinator.starts)
             else:
                 driver = SparkDriver(
                     graph,
@@ -377,6 +400,7 @@ class _Life:
                     spark,
                     parallelism=coordinator.parallelism,
                     run_id=coordinator.run_id,
+                    starts=coordinator.starts,
                 )
                 driver.start_slots(coordinator.slots)
         self.store = started.store

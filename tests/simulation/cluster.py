@@ -30,12 +30,13 @@ import pytest
 from cairn.crash import crash_point
 from cairn.driver.coordinator.rounds import Outcome
 from cairn.errors import EpochError
-from cairn.key_groups import key_hasher, subtask_of
+from cairn.key_groups import Starts, key_hasher, subtask_of
 from cairn.plan.deploy import incoming
 from cairn.plan.graph import Edge, Graph, Level, Port
 from cairn.process_identity import ProcessIdentity, identify
 from cairn.protocol.envelope import Envelope
 from cairn.protocol.messages import Ack, Begin, Report, Token, ack_encoder, report_decoder
+from cairn.protocol.parts import read_part
 from cairn.protocol.spec import JobSpec
 from cairn.slot.level import LevelRuntime, StaleTokenError
 from cairn.slot.runtime import Runtime
@@ -143,8 +144,9 @@ class Cluster:
         acks: list[Ack] = []
         reports: list[Report] = []
         self.watch()
+        starts = self._starts(begin)
         for level in self.graph.levels:
-            feeds = self._feeds(level, lanes, begin.parallelism)
+            feeds = self._feeds(level, lanes, begin.parallelism, starts)
             for subtask in range(begin.parallelism):
                 with self.host(begin.slot(subtask)).clock():
                     ack, emitted = self._run_subtask(level, subtask, feeds[subtask], begin)
@@ -185,8 +187,17 @@ class Cluster:
 
     # Routing
 
+    def _starts(self, begin: Begin) -> Starts:
+        """The ranges of the execution: as Spark's plan has them."""
+        owned = [read_part(begin, at, self.store).groups for at in range(begin.parallelism)]
+        return tuple(each[0] for each in owned if each is not None)
+
     def _feeds(
-        self, level: Level, lanes: dict[int, list[pa.StructArray]], parallelism: int
+        self,
+        level: Level,
+        lanes: dict[int, list[pa.StructArray]],
+        parallelism: int,
+        starts: Starts,
     ) -> list[list[pa.RecordBatch]]:
         """The batches of each subtask."""
         feeds: list[list[pa.RecordBatch]] = [[] for _ in range(parallelism)]
@@ -196,7 +207,7 @@ class Cluster:
             if not parts:
                 continue
             rows = _in_time(edge, pa.concat_arrays(parts))
-            groups, subtasks = self._places(edge, rows, parallelism)
+            groups, subtasks = self._places(edge, rows, parallelism, starts)
             for subtask in range(parallelism):
                 is_mine = (subtasks == subtask) | (edge.way == "broadcast")
                 mine = np.flatnonzero(is_mine)
@@ -205,7 +216,9 @@ class Cluster:
                     feeds[subtask].append(_batch(level, edge, groups[at], rows.take(pa.array(at))))
         return feeds
 
-    def _places(self, edge: Edge, rows: pa.StructArray, parallelism: int) -> tuple[Any, Any]:
+    def _places(
+        self, edge: Edge, rows: pa.StructArray, parallelism: int, starts: Starts
+    ) -> tuple[Any, Any]:
         if not edge.keys:
             at = np.arange(len(rows), dtype=np.int32)
             return np.zeros(len(rows), np.int32), at % parallelism
@@ -217,7 +230,7 @@ class Cluster:
         ]
         count = self.graph.group_count
         groups = [hash_key(key) % count for key in zip(*columns, strict=True)]
-        subtasks = [subtask_of(group, parallelism, count) for group in groups]
+        subtasks = [subtask_of(group, parallelism, count, starts) for group in groups]
         return np.array(groups, np.int32), np.array(subtasks, np.int32)
 
     # A subtask, and what may happen to it

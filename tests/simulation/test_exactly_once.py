@@ -67,6 +67,8 @@ def test_no_row_is_lost_or_doubled_whatever_fails(seed: int, tmp_path: Path) -> 
                 if chance.random() < 0.2:
                     driver.rescale(chance.choice([1, 2, 3, 5, 8]))
                 if chance.random() < 0.2:
+                    driver.cut_ranges()
+                if chance.random() < 0.2:
                     driver.run_changed()
                 driver.run_batch(chance.choice([0, 1, 10, 25]))
                 world.check_output()
@@ -102,6 +104,8 @@ def test_a_crash_at_any_point_changes_nothing_but_time(
         for parallelism in (3, 2, 4, 4):
             driver.rescale(parallelism)
             driver.run_changed()
+            driver.run_batch()
+            driver.cut_ranges()
             driver.run_batch()
 
     with simulated_crash(point, nth):

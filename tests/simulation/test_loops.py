@@ -81,6 +81,8 @@ def live_through_anything(world: World) -> None:
             for _ in range(chance.randrange(1, 10)):
                 if chance.random() < 0.3:
                     driver.rescale(chance.choice([1, 2, 3, 5, 8]))
+                if chance.random() < 0.2:
+                    driver.cut_ranges()
                 if chance.random() < 0.4:
                     driver.run_batch(chance.choice([0, 1, 5]))
                 else:

@@ -64,6 +64,8 @@ def test_no_timer_is_lost_or_called_twice_whatever_fails(seed: int, tmp_path: Pa
             for _ in range(chance.randrange(1, 10)):
                 if chance.random() < 0.2:
                     driver.rescale(chance.choice([1, 2, 3, 8]))
+                if chance.random() < 0.2:
+                    driver.cut_ranges()
                 driver.run_batch(chance.choice([0, 1, 10, 25]))
                 world.check_output()
                 while chance.random() < 0.5 and driver.run_idle():

@@ -452,6 +452,14 @@ class Driver:
         self.coordinator.rescale(parallelism)
         crash_point("driver.deployed")
 
+    def cut_ranges(self) -> None:
+        """As `Run.rebalance`, with ranges at random: from the next epoch on."""
+        self.coordinator.commit_epoch()
+        groups = range(1, self.coordinator.spec.group_count)
+        inner = self.world.random.sample(groups, self.coordinator.parallelism - 1)
+        self.coordinator.starts = (0, *sorted(inner)) if inner else ()
+        crash_point("driver.deployed")
+
     def run_batch(self, rows_max: int = 10) -> None:
         batch_id, start, stop = self.spark.next_batch(rows_max)
         position = self.batches.to_run(batch_id)

@@ -18,6 +18,7 @@ from cairn import (
     StateSchemaError,
     state,
 )
+from cairn.driver.coordinator import autoscale, load
 from tests.marks import for_soak
 from tests.spark.live import FILES, Live
 from tests.spark.programs.ledger import SCHEMA, Ledger, Ledger2, build, payments
@@ -63,6 +64,55 @@ def test_rescaling_a_running_query_moves_state_and_rewrites_nothing(
             assert {(ref.kind, ref.first_epoch) for ref in written} <= {("delta", epoch.number)}
             parent = epoch
         assert live.run._engine.query.runId == query, "the query was never restarted"
+    assert by_id(published(tmp_path / "booked")) == rows
+    assert stored_state(live.job, tmp_path / "checkpoint") == expected
+
+
+@pytest.mark.parametrize("backend", [for_soak("heap"), "rocksdb"])
+def test_ranges_by_load_move_key_groups_and_rewrite_nothing(
+    spark, undisturbed, tmp_path, backend, monkeypatch
+):
+    rows, expected = undisturbed
+    # The few rows of a test: any gain counts.
+    monkeypatch.setattr(load, "ROWS_PER_SUBTASK_MIN", 1)
+    monkeypatch.setattr(load, "GAIN_MIN", 0.001)
+    with Live(spark, tmp_path, backend=backend, parallelism=3) as live:
+        parent = live.feed(3)
+        balance = live.run.rebalance()
+        assert balance.groups_moved and balance.busiest_after < balance.busiest_before
+        epoch = live.feed(2)
+        ranges = epoch.operators["ledger"].ranges
+        assert [each.groups for each in ranges] != [
+            each.groups for each in parent.operators["ledger"].ranges
+        ]
+        assert [group for each in ranges for group in each.groups] == list(
+            range(live.job.max_parallelism)
+        )
+        live.run.rescale(2)
+        live.feed()
+    assert by_id(published(tmp_path / "booked")) == rows
+    assert stored_state(live.job, tmp_path / "checkpoint") == expected
+
+
+def test_a_job_that_is_busy_scales_up_by_itself_and_notes_why(
+    spark, undisturbed, tmp_path, monkeypatch
+):
+    rows, expected = undisturbed
+    # Any work is too much for one subtask, and two epochs prove it.
+    rules = {"UTILISATION": 1e-9, "HIGH": -1.0, "EPOCHS_UP": 2, "DOMINANT": 2.0, "COOL_MS": 0}
+    for name, value in rules.items():
+        monkeypatch.setattr(autoscale, name, value)
+    with Live(spark, tmp_path, parallelism="1..2", autoscale="on") as live:
+        assert live.run.parallelism == 1, "the lower end of the range"
+        for _ in range(6):
+            live.feed()
+        scaling = live.run.scaling
+        assert live.run.parallelism == 2 and scaling.mode == "on"
+        (made,) = [each for each in scaling.changes if each.by == "autoscale"]
+        assert (made.kind, made.parallelism, made.target) == ("up", 1, 2)
+        noted = [each.decision for each in live.run.epochs() if each.decision is not None]
+        assert made in noted
+        assert scaling.backlog == dict.fromkeys(live.job.graph().source_names), "files report none"
     assert by_id(published(tmp_path / "booked")) == rows
     assert stored_state(live.job, tmp_path / "checkpoint") == expected
 

@@ -145,6 +145,15 @@ def test_ranges_partition_the_groups_and_agree_with_subtask_of(group_count, para
         assert all(subtask_of(g, parallelism, group_count) == subtask for g in owned)
 
 
+@given(st.sets(st.integers(1, 99), max_size=20))
+def test_ranges_with_given_starts_partition_the_groups_and_agree_with_subtask_of(inner):
+    starts = (0, *sorted(inner))
+    ranges = [groups_of(i, len(starts), 100, starts) for i in range(len(starts))]
+    assert [g for r in ranges for g in r] == list(range(100))
+    for subtask, owned in enumerate(ranges):
+        assert all(subtask_of(g, len(starts), 100, starts) == subtask for g in owned)
+
+
 @given(st.integers(1, 1000), st.integers(1, 300))
 def test_ranges_differ_by_at_most_one_group(group_count, parallelism):
     sizes = {len(groups_of(i, parallelism, group_count)) for i in range(parallelism)}

@@ -28,6 +28,7 @@ _COMMANDS: Final[dict[str, tuple[Callable[..., None], ...]]] = {
         run_commands.explain,
         run_commands.demo,
     ),
+    "Change a job that runs": (change_commands.rebalance,),
     "Look at a checkpoint, whether its job runs or not": (
         look_commands.dashboard,
         look_commands.ls,

@@ -1,4 +1,4 @@
-"""Commands that change something: savepoint, rollback, branch, rm, handover."""
+"""Commands that change something: savepoint, rollback, branch, rm, handover, rebalance."""
 
 from __future__ import annotations
 
@@ -78,6 +78,34 @@ def branch(
         new_spark_checkpoint=new_spark_checkpoint,
         as_json=as_json,
     )
+
+
+def rebalance(
+    url: Annotated[str, typer.Argument(help="The address of a run that was started with serve=.")],
+    control_token: Annotated[
+        str,
+        typer.Option(
+            envvar="CAIRN_CONTROL_TOKEN", help="The control token of the run.", show_default=False
+        ),
+    ],
+    token: Annotated[
+        str | None,
+        typer.Option(envvar="CAIRN_TOKEN", help="The token for reading.", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Cut the ranges of key groups by their load, while the job runs.
+
+    Subtasks then carry equal load. It names the key group that limits this, if one does.
+
+    [dim]cairn rebalance http://10.0.0.7:8080[/dim]
+    """
+    from cairn.cli.tables import print_json
+    from cairn.client import client
+
+    with client(url, token, control_token=control_token) as job:
+        balance = job.rebalance()
+    print_json(balance) if as_json else typer.echo(balance.text())
 
 
 def handover(

@@ -127,6 +127,8 @@ def _about(epoch: EpochDetail) -> Table:
     if waited:
         texts = [f"{uid} {'?' if ms is None else millis(ms)}" for uid, ms in waited.items()]
         about.add_row("alignment", ", ".join(texts))
+    if epoch.decision is not None:
+        about.add_row("scaling", f"the job {epoch.decision.text()}")
     about.add_row("attempts", f"{epoch.attempts}, {many(epoch.restored, 'slot')} restored")
     for uid, number in epoch.committables.items():
         about.add_row("sink", f"{uid}: {many(number, 'committable')}")

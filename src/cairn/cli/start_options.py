@@ -19,7 +19,11 @@ from cairn.driver.options import Options
 
 _OPTIONS: Final = {
     "parallelism": typer.Option(
-        "--parallelism", "-p", help="Number of subtasks. Default: the number of Spark's cores."
+        "--parallelism", "-p", help="Number of subtasks; with --autoscale a range such as 2..16. "
+        "Default: the number of Spark's cores."
+    ),
+    "autoscale": typer.Option(
+        help="off, observe or on: change the number of subtasks by load, or only report it."
     ),
     "trigger": typer.Option(
         help='The interval between epochs, such as "1 second"; "available-now" processes the '
@@ -31,6 +35,10 @@ _OPTIONS: Final = {
     ),
     "backend_memory_mb": typer.Option(
         help="Memory of any other backend than heap, per slot and operator, in MiB."
+    ),
+    "slot_memory_mb": typer.Option(
+        help="Memory that a slot may use before it is reported, in MiB. Default on a cluster: its "
+        "share of the executor's memory beside the heap."
     ),
     "savepoint": typer.Option(help="Start an empty checkpoint from this savepoint."),
     "reset_sources": typer.Option(
@@ -121,6 +129,8 @@ def _cli_type(hint: Any, default: object) -> Any:
     """Return the type in which Typer reads an option: text, unless it is a number or a flag."""
     if isinstance(default, tuple):
         return list[str] | None
+    if {int, str} <= set(get_args(hint)):
+        return str | None
     for kind in (bool, int):
         if hint is kind or kind in get_args(hint):
             return kind | None if default is None else kind

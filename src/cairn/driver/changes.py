@@ -1,4 +1,4 @@
-"""Changes of a running job: another parallelism, other functions.
+"""Changes of a running job: another parallelism, other ranges, other functions.
 
     ask      check the change and prepare it beside the epochs, or refuse it
     apply    between two epochs, apply all changes since the last time
@@ -19,7 +19,7 @@ import cloudpickle
 import msgspec
 
 from cairn.crash import crash_point
-from cairn.driver.coordinator.epoch import Coordinator
+from cairn.driver.coordinator.epoch import Coordinator, clock_ms
 from cairn.driver.coordinator.resume import check_resume
 from cairn.driver.coordinator.ticker import Pace
 from cairn.driver.options import check_parallelism
@@ -35,6 +35,8 @@ from cairn.plan.check import (
 from cairn.plan.deploy import pickle_function
 from cairn.plan.graph import Graph, ProcessNode
 from cairn.protocol.scoped_state import states_by_scope
+from cairn.report.balance import Balance
+from cairn.report.scaling import Decision
 
 if TYPE_CHECKING:
     from cairn.driver.spark_driver import SparkDriver
@@ -45,6 +47,8 @@ class _Change:
     """The changes that the next epoch will run with."""
 
     parallelism: int | None = None
+    is_rebalance: bool = False
+    decision: Decision | None = None
     preparations: list[threading.Thread] = field(default_factory=list)
     functions: dict[str, bytes] = field(default_factory=dict)
     allow_dropped_state: bool = False
@@ -75,19 +79,28 @@ class Changes:
     def is_asked(self) -> bool:
         return self._change is not None
 
-    def rescale(self, parallelism: int) -> None:
-        """Run the next epoch with this many subtasks."""
+    def rescale(self, parallelism: int, decision: Decision | None = None) -> None:
+        """Run the next epoch with this many subtasks; by this decision, or on request."""
         check_parallelism(parallelism, self._graph.group_count)
         preparation = threading.Thread(
             target=self._prepare, args=(parallelism,), daemon=True, name="cairn-rescale"
         )
 
         def ask(change: _Change) -> None:
-            change.parallelism = parallelism
+            change.parallelism, change.decision = parallelism, decision
             change.preparations.append(preparation)
             preparation.start()
 
         self._ask(ask)
+
+    def rebalance(self) -> Balance:
+        """Cut the ranges of the next epoch by load, and return what that changes by now."""
+
+        def ask(change: _Change) -> None:
+            change.is_rebalance = True
+
+        self._ask(ask)
+        return self._coordinator.compare_ranges()
 
     def _prepare(self, parallelism: int) -> None:
         """Start slots ahead of the next epoch; if that fails, the epoch starts them."""
@@ -149,9 +162,15 @@ class Changes:
                 for uid, function in change.functions.items()
             )
         )
-        coordinator.rescale(change.parallelism or coordinator.parallelism)
+        if change.parallelism is not None and change.parallelism != coordinator.parallelism:
+            coordinator.decision = change.decision or _make_request(
+                coordinator.parallelism, change.parallelism
+            )
+            coordinator.rescale(change.parallelism)  # It cuts the ranges by load too.
+        elif change.is_rebalance:
+            self._log_balance(coordinator.rebalance())
         coordinator.deploy(spec, rewrite=rewrite)
-        self._driver.deploy(spec, coordinator.parallelism)
+        self._driver.deploy(spec, coordinator.parallelism, coordinator.starts)
         self._log(change)
         crash_point("driver.deployed")
 
@@ -163,6 +182,10 @@ class Changes:
         for uid in change.functions:
             facts = {"job": job, "operator": uid}
             logger.info("upgraded: operator %r has another function", uid, extra=facts)
+
+    def _log_balance(self, balance: Balance) -> None:
+        facts = {"job": self._graph.name, "groups_moved": balance.groups_moved}
+        logger.info("rebalanced: %s", balance.text(), extra=facts)
 
     def join(self, timeout_s: float) -> None:
         """Wait for preparations: the order to end does not reach a slot that is starting."""
@@ -198,3 +221,14 @@ class Changes:
                     f"{found!r}\n  next: stop the run and start the job with the new function",
                     uid=uid,
                 )
+
+
+def _make_request(before: int, after: int) -> Decision:
+    return Decision(
+        kind="up" if after > before else "down",
+        parallelism=before,
+        target=after,
+        reason="it was requested",
+        wall_ms=clock_ms(),
+        by="request",
+    )

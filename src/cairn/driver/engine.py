@@ -29,6 +29,7 @@ from cairn.driver.history import History
 from cairn.driver.idle import IdleEpochs, Turn
 from cairn.driver.interrupts import call_aside
 from cairn.driver.options import Options
+from cairn.driver.scaling import Scaling
 from cairn.driver.spark_batches import BatchFailedError, SparkBatches, StoppingError
 from cairn.driver.spark_failure import as_cairn_error, is_concurrent_use
 from cairn.driver.start import Started, compact_interval, note_failed_start
@@ -104,6 +105,16 @@ class Engine:
         self._stop_called = threading.Event()
         self._pace = Pace(trigger_ms)
         self.changes = Changes(graph, self.coordinator, driver, self._pace, url=self.store.url)
+        self.scaling = Scaling(
+            options,
+            self.coordinator,
+            self.changes,
+            self.history,
+            graph.source_names,
+            trigger_ms=trigger_ms,
+            cores=driver.local_cores,
+            progress=lambda: self.query.lastProgress,
+        )
         self.idle = IdleEpochs(
             self.coordinator,
             self._pace,
@@ -291,6 +302,7 @@ class Engine:
         self._pace.end()
         was_empty = self.history.is_empty
         self.history.add_newest()
+        self.scaling.after_batch()
         if was_empty and not self.history.is_empty:
             progress.say(f"the first epoch is committed: {self.history.epochs()[0].epoch}")
         self.driver.end_left_behind()
@@ -304,6 +316,7 @@ class Engine:
         if self._pace.is_quiet:
             # Readers of the checkpoint need not wait for the next epoch to prove it.
             self.coordinator.note_published()
+            self.scaling.while_quiet()
         if not self._is_bounded:
             self.idle.tick()
 

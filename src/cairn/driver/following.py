@@ -20,6 +20,7 @@ from typing import Final
 from cairn.backoff import backoff_s
 from cairn.driver.coordinator.division import Division
 from cairn.driver.coordinator.epoch import Coordinator
+from cairn.driver.coordinator.load import starts_of
 from cairn.logs import logger
 from cairn.protocol.messages import Begin
 from cairn.sinks.base import Execution
@@ -114,12 +115,9 @@ class Follower:
 
     def _message(self, last: int, newest: Epoch | None) -> Begin:
         coordinator = self._coordinator
-        division = Division(
-            newest,
-            coordinator.scoped_states,
-            coordinator.parallelism,
-            coordinator.spec.group_count,
-        )
+        parallelism, group_count = coordinator.parallelism, coordinator.spec.group_count
+        held = None if newest is None else starts_of(newest, parallelism, group_count)
+        division = Division(newest, coordinator.scoped_states, parallelism, group_count, held or ())
         return Begin(
             run_id=coordinator.run_id,
             term=self._log.read(last).term,
@@ -130,8 +128,8 @@ class Follower:
             now_ms=0 if newest is None else newest.now_ms,
             watermark_ms=None if newest is None else newest.watermark_ms,
             passed_ms=None if newest is None else newest.passed_ms,
-            parallelism=coordinator.parallelism,
-            group_count=coordinator.spec.group_count,
+            parallelism=parallelism,
+            group_count=group_count,
             inline_bytes_max=0,
             parts=division.parts({}, coordinator.slots, None),
             follows=True,

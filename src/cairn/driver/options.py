@@ -6,6 +6,7 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from cairn.driver.coordinator.autoscale import Autoscale
 from cairn.driver.coordinator.guarantees import Guarantee, check_guarantee
 from cairn.driver.coordinator.leadership.base import Warmth
 from cairn.driver.serving import Serve
@@ -32,9 +33,11 @@ class Options:
     """The arguments of `job.start`; see there."""
 
     checkpoint: str
-    parallelism: int | None = None
+    parallelism: int | str | None = None
+    autoscale: Autoscale = "off"
     backend: str = "heap"
     backend_memory_mb: int = 512
+    slot_memory_mb: int | None = None
     trigger: str = "1 second"
     savepoint: str | None = None
     reset_sources: tuple[str, ...] = ()
@@ -110,12 +113,44 @@ def check_options(graph: Graph, options: Options, spark: SparkSession) -> int:
             f"reset_sources names {unknown[0]!r}, which is not a source of the job\n"
             f"  found: {', '.join(names)}"
         )
-    cores = spark.sparkContext.defaultParallelism
-    parallelism = options.parallelism
-    if parallelism is None:
-        parallelism = min(cores, graph.group_count)
-    check_parallelism(parallelism, graph.group_count)
-    return parallelism
+    cores = int(spark.sparkContext.defaultParallelism)
+    given = parallelism_range(options, graph.group_count)
+    if given is None:
+        return min(cores, graph.group_count)
+    check_parallelism(given[-1], graph.group_count)
+    if options.autoscale == "on":
+        return given[0]  # More within a few epochs, if they are needed.
+    return min(max(cores, given[0]), given[-1])
+
+
+def parallelism_range(options: Options, group_count: int) -> range | None:
+    """Return the numbers of subtasks that a job may have; None: it is not given."""
+    given, mode = options.parallelism, options.autoscale
+    if mode not in ("off", "observe", "on"):
+        raise PlanError(f"autoscale must be 'off', 'observe' or 'on', found {mode!r}")
+    if given is None:
+        return None if mode == "off" else range(1, group_count + 1)
+    first, dots, last = str(given).partition("..")
+    try:
+        smallest, largest = int(first), int(last if dots else first)
+    except ValueError:
+        smallest, largest = 1, 0
+    if (dots and smallest > largest) or (not dots and not str(given).lstrip("-").isdigit()):
+        raise PlanError(
+            f"parallelism must be a number, or a range such as '2..16', found {given!r}",
+        )
+    if dots and mode == "off":
+        raise PlanError(
+            f"parallelism {given!r} is a range, and autoscale is 'off'\n"
+            "  next: pass autoscale='on' or 'observe', or one number"
+        )
+    check_parallelism(smallest, group_count)
+    if mode != "off" and not dots:
+        raise PlanError(
+            f"autoscale {mode!r} needs a range of parallelism, found {given!r}\n"
+            "  next: pass a range such as '2..16', or autoscale='off'"
+        )
+    return range(smallest, largest + 1)
 
 
 def check_memory(checkpoint: str, master: str) -> None:

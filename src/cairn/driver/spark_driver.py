@@ -36,6 +36,7 @@ from cairn.driver.spark_failure import as_cairn_error
 from cairn.driver.spark_log import QUERY_PREFIX, TASK_PROPERTY, leave_out_failures
 from cairn.driver.spark_tasks import SparkTasks
 from cairn.errors import PlanError
+from cairn.key_groups import Starts
 from cairn.logs import logger
 from cairn.plan.dataframe import Planner
 from cairn.plan.deploy import incoming
@@ -84,7 +85,14 @@ class SparkDriver:
     """Runs the epochs of one job on one Spark session."""
 
     def __init__(
-        self, graph: Graph, spec: JobSpec, spark: SparkSession, *, parallelism: int, run_id: str
+        self,
+        graph: Graph,
+        spec: JobSpec,
+        spark: SparkSession,
+        *,
+        parallelism: int,
+        run_id: str,
+        starts: Starts = (),
     ) -> None:
         self.graph = graph
         self.spark = spark
@@ -112,15 +120,15 @@ class SparkDriver:
         self._acting = threading.Lock()
         """One action at a time is planned and run: an epoch waits for a standby's last message."""
         self._is_cluster = is_cluster(spark)
-        self.deploy(spec, parallelism)
+        self.deploy(spec, parallelism, starts)
         self._session: SparkSession | None = None
         """The one that epochs are planned in, with settings of its own."""
         self._no_input: DataFrame | None = None
         self._crowded_epochs = 0
         self.repinned = 0
 
-    def deploy(self, spec: JobSpec, parallelism: int) -> None:
-        """Plan the epochs to come: with these functions, on this many subtasks."""
+    def deploy(self, spec: JobSpec, parallelism: int, starts: Starts = ()) -> None:
+        """Plan the epochs to come: with these functions, subtasks and ranges of key groups."""
         self._wait_for_slots()
         spec_id, pickled = replace(spec, door=self.door).pickle()
         forwards = [
@@ -134,18 +142,20 @@ class SparkDriver:
                 spec_id,
                 pickled,
                 self._reports,
+                starts=starts,
             )
             for level in spec.levels
         ]
         is_pinned = self._is_cluster and self.graph.needs_slots
         pin = self._take_pin(parallelism) if is_pinned else None
-        planner = Planner(self.graph, parallelism, forwards, pin)
+        planner = Planner(self.graph, parallelism, forwards, pin, starts)
         if self._planner is None:
             planner.read = find_read(planner, self._new_session())
         else:
             planner.read = self._planner.read
         self._planner = planner
         self.parallelism = parallelism
+        self.starts = starts
         self.placement: dict[int, str] = {}
 
     def _take_pin(self, parallelism: int) -> DataFrame:
@@ -449,6 +459,11 @@ class SparkDriver:
             self.planner.repin(self.spark)
             self._crowded_epochs = 0
             self.repinned += 1
+
+    @property
+    def local_cores(self) -> int | None:
+        """The cores that all slots share, if Spark runs on one machine only; None on a cluster."""
+        return None if self._is_cluster else int(self.spark.sparkContext.defaultParallelism)
 
     def _executor_count(self) -> int:
         # One of them is the driver itself.

@@ -25,7 +25,8 @@ from cairn.driver.coordinator.leadership.base import Grant
 from cairn.driver.coordinator.resume import check_resume, check_sources
 from cairn.driver.coordinator.rewind import Position, give_up, settle
 from cairn.driver.executor_check import check_executors
-from cairn.driver.options import Options, check_options
+from cairn.driver.memory_budget import Budget, find_budget
+from cairn.driver.options import Options, check_options, parallelism_range
 from cairn.driver.spark_config import is_cluster
 from cairn.driver.spark_place import SparkPlace, choose_place
 from cairn.errors import CommitConflictError, PlanError
@@ -90,7 +91,11 @@ def prepare(graph: Graph, options: Options) -> Prepared:
             check_executors(spark, store.url, probe, run_id)
     with _plan_error_on_io(store.url):
         job = open_job(store, graph.name, graph.group_count, savepoint)
-    spec = _make_spec(graph, options, job, store.url)
+    conf = dict(spark.sparkContext.getConf().getAll())
+    budget = find_budget(options.slot_memory_mb, conf, parallelism=parallelism)
+    if budget is not None:
+        logger.info("%s", budget.text, extra={"job": graph.name})
+    spec = _make_spec(graph, options, job, store.url, budget)
     place = choose_place(store, spark_store, run_id)
     return Prepared(store, place, savepoint, job, spec, parallelism, run_id)
 
@@ -171,13 +176,16 @@ def _open_sinks(graph: Graph, job: JobInfo, checkpoint: str, opened: list[Sink])
             node.sink.open(context)
 
 
-def _make_spec(graph: Graph, options: Options, job: JobInfo, checkpoint: str) -> JobSpec:
+def _make_spec(
+    graph: Graph, options: Options, job: JobInfo, checkpoint: str, budget: Budget | None
+) -> JobSpec:
     return job_spec(
         graph,
         job_id=job.job_id,
         checkpoint=checkpoint,
         backend=options.backend,
         backend_memory_bytes=options.backend_memory_mb << 20,
+        slot_memory_bytes=0 if budget is None else budget.slot_mb << 20,
         on_error=options.on_error,
     )
 
@@ -189,6 +197,9 @@ def make_coordinator(graph: Graph, options: Options, prepared: Prepared) -> Coor
         prepared.store,
         {sink.uid: sink.sink for sink in graph.sinks},
         parallelism=prepared.parallelism,
+        parallelism_range=(
+            None if options.autoscale == "off" else parallelism_range(options, graph.group_count)
+        ),
         retained_epochs=options.retained_epochs,
         retained_s=_seconds(options.retained_for, "retained_for"),
         spark_store=prepared.spark_place.kept,

@@ -37,6 +37,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import pandas_udf
 from pyspark.util import PythonEvalType
 
+from cairn.key_groups import Starts
 from cairn.plan.deploy import direct_inputs, lanes_in, outgoing, source_envelope, taps
 from cairn.plan.frames import lay_pin
 from cairn.plan.graph import (
@@ -73,6 +74,7 @@ class Planner:
         parallelism: int,
         forwards: Sequence[Forward],
         pin: DataFrame | None,
+        starts: Starts = (),
     ) -> None:
         """`pin`: the pin table; None if there is one executor only."""
         self.graph = graph
@@ -91,7 +93,9 @@ class Planner:
         self._observations: dict[str, Sequence[Measure]] = {}
         """For the epoch planned last: the columns of each observation."""
         self._parsed: dict[str, Column] = {}
-        self._feeds = [Feed(graph, level, parallelism, pin is not None) for level in graph.levels]
+        self._feeds = [
+            Feed(graph, level, parallelism, pin is not None, starts) for level in graph.levels
+        ]
         self._functions: list[Any] = []
         self._row_functions: dict[str, Any] = {}
         """Columns that call functions over rows, by the name of the last node; made once."""

@@ -82,6 +82,7 @@ def job_spec(
     checkpoint: str,
     backend: str,
     backend_memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    slot_memory_bytes: int = 0,
     on_error: OnError = "fail",
 ) -> JobSpec:
     for node in graph.nodes.values():
@@ -123,6 +124,7 @@ def job_spec(
         backend=backend,
         levels=levels,
         backend_memory_bytes=backend_memory_bytes,
+        slot_memory_bytes=slot_memory_bytes,
         log_format=current_format(),
         rounds_max=max((loop.rounds_max for loop in graph.loops), default=1),
     )

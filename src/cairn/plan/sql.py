@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from cairn.key_groups import spark_key_group_sql
+from cairn.key_groups import Starts, spark_key_group_sql
 from cairn.plan.deploy import incoming
 from cairn.plan.graph import Edge, Graph, Level, Node, ProcessNode
 from cairn.protocol.envelope import ACK, LANE, Envelope
@@ -33,6 +33,8 @@ class Feed:
     parallelism: int
     is_pinned: bool
     """Rows are joined to the pin table by their subtask. A row without a group is the table's."""
+    starts: Starts = ()
+    """The first key group of each subtask; empty: equal ranges."""
 
     @property
     def envelope(self) -> Envelope:
@@ -85,6 +87,13 @@ class Feed:
     def _owner(self, group: str) -> str:
         # coalesce: Spark believes a division can be null, and would filter on that.
         count = self.graph.group_count
+        if self.starts:
+            ranges = zip(self.starts, (*self.starts[1:], count), strict=True)
+            owners = ", ".join(
+                str(at) for at, (first, end) in enumerate(ranges) for _ in range(first, end)
+            )
+            # Spark folds the array into one literal: a row costs one look into it.
+            return f"coalesce(get(array({owners}), {group}), 0)"
         return f"coalesce(cast({group} * {self.parallelism} div {count} AS int), 0)"
 
     @property

@@ -24,6 +24,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from cairn.key_groups import groups_of
 from cairn.metrics import UserMetrics
 from cairn.protocol.slots import slots_after
 from cairn.report.epoch import LetterSample
@@ -72,9 +73,18 @@ class Part(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     compactions: dict[str, Compaction] = {}
     """Per operator, files to rewrite in the background."""
     pieces: dict[str, list[Piece]] = {}
-    """After a change of parallelism, per operator: the pieces of its range."""
+    """After a change of ranges, per operator: the pieces of its range."""
     settled: list[str] = []
     """Ids of files written in the background that the slot need not report again."""
+    groups: tuple[int, int] | None = None
+    """The first key group of the subtask and their number; None: its equal share."""
+
+    def own(self, subtask: int, parallelism: int, group_count: int) -> range:
+        """Return the key groups of the subtask."""
+        if self.groups is None:
+            return groups_of(subtask, parallelism, group_count)
+        first, count = self.groups
+        return range(first, first + count)
 
 
 class PartsAt(msgspec.Struct, frozen=True, array_like=True):
@@ -215,6 +225,8 @@ class Report(msgspec.Struct, frozen=True, gc=False):
     """Per operator, the amount of state, including expired state that is not removed yet."""
     base_failed: str = ""
     """Error of a file that could not be written in the background; the slot tries again."""
+    memory_excess: str = ""
+    """The memory and largest states of a slot that is near its limit; empty: it is not."""
     stage: int | None = None
     """The Spark stage of the subtask; None without Spark."""
     door: str = ""

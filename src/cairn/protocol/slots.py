@@ -2,7 +2,8 @@
 
 A run begins with slot *i* for subtask *i*. With each change a subtask moves to the slot that holds
 most of its key groups. So the parallelisms of a run determine the slots of its subtasks, and a
-message need not list them.
+message need not list them. The choice looks at equal ranges. Ranges by load overlap these for the
+most part; where they do not, a subtask restores the key groups that its slot does not hold.
 
 Always true here:
 - no two subtasks have the same slot;

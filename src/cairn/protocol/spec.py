@@ -211,6 +211,8 @@ class JobSpec:
     """A name, or the URL of a database, which may hold a password."""
     levels: tuple[LevelSpec, ...]
     backend_memory_bytes: int = DEFAULT_MEMORY_BYTES
+    slot_memory_bytes: int = 0
+    """The memory that a slot may use; 0: no limit is known."""
     rounds_max: int = 1
     """Limit of the rounds of a batch while loops send records back."""
     door: DoorSpec | None = field(default=None, repr=False)

@@ -19,6 +19,7 @@ from typing import Final, Self
 import msgspec
 
 from cairn.metrics import UserMetrics
+from cairn.report.scaling import Decision
 
 
 class SubtaskTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -252,6 +253,8 @@ class EpochReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     operators: Mapping[str, OperatorReport]
     totals: Totals | None
     timings: Timings
+    decision: Decision | None = None
+    """The decision about the parallelism before the epoch; None: it stayed."""
     dropped_batches: int | None = None
     """Batches that a sink failed on in this run, with at-most-once; None: not of a run."""
 

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 
 from cairn.backends.files import open_rows
 from cairn.errors import EpochError
-from cairn.key_groups import groups_of, overlap
+from cairn.key_groups import overlap
 from cairn.protocol.messages import Begin
 from cairn.protocol.scoped_state import ScopedState
 from cairn.protocol.spec import FeedbackSpec
@@ -87,21 +87,20 @@ class InFlight:
 class Feedback:
     """Gathers what is sent back to one inlet of one operator, in one subtask."""
 
-    def __init__(self, spec: FeedbackSpec, in_flight: InFlight, group_count: int) -> None:
+    def __init__(self, spec: FeedbackSpec, in_flight: InFlight) -> None:
         self.spec = spec
         self._in_flight = in_flight
-        self._group_count = group_count
         self._columns = _columns(feedback_state(spec))
         self._parts: list[tuple[pa.Array, pa.StructArray]] = []
         self._rows: Rows | None = None
         self._subtask = self._first_group = 0
 
-    def begin(self, begin: Begin, subtask: int) -> None:
+    def begin(self, subtask: int, groups: range) -> None:
         """An attempt begins: nothing of the one before is left."""
         self._parts.clear()
         self._rows = None
         self._subtask = subtask
-        self._first_group = groups_of(subtask, begin.parallelism, self._group_count).start
+        self._first_group = groups.start
 
     def run(self, groups: pa.Array, rows: pa.StructArray) -> None:
         self._parts.append((groups, rows))

@@ -5,9 +5,13 @@
         slot-<i>.lock           held while one is started
         slot-<i>.log            output and log of slot i; slot-<i>.log.1 is the part before
         p-<id>/                 of one process: pid, socket, door, scratch
+            scratch -> <local folder>/cairn-slot-<id>     where Spark has local folders
         p-spark/                Spark's streaming checkpoint, if <executor> is a driver
     <runtime>/nursery-<executor>/       socket, lock, log
     <runtime>/driver-<pid>-<time>/      log of a driver's JVM
+
+State on disk lies in a local folder of Spark (SPARK_LOCAL_DIRS, on YARN LOCAL_DIRS) where the
+executor has one: these are the disks that a cluster gives to its jobs.
 
 The name of an executor has its pid, its start and its pid namespace: containers may share the
 folder. Paths are short, because that of a Unix socket holds about a hundred characters.
@@ -40,6 +44,7 @@ LOG_BYTES_MAX: Final = 10 << 20
 """Limit of the part of a log that is written to; the part before is kept too."""
 LOGS_KEPT_S: Final = 7 * 24 * 3600.0
 SOCKET_PATH_BYTES_MAX: Final = 103 if sys.platform == "darwin" else 107
+_SCRATCH: Final = "cairn-slot-"
 _RUN: Final = re.compile(r"[0-9a-f]{12}")
 _EXECUTOR: Final = re.compile(r"\d+-\d+-[0-9a-f]+")
 _OTHERS: Final = re.compile(rf"nursery-{_EXECUTOR.pattern}|driver-\d+-\d+")
@@ -181,6 +186,48 @@ def _alone(folder: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
+# State on disk
+
+
+def local_folders() -> list[Path]:
+    """Return the local folders that Spark gives to this executor; empty: none are set."""
+    for name in ("LOCAL_DIRS", "SPARK_LOCAL_DIRS"):
+        given = os.environ.get(name, "")
+        if given:
+            return [Path(each.strip()) for each in given.split(",") if each.strip()]
+    return []
+
+
+def make_scratch(process: Path, slot: int) -> Path:
+    """Make the folder for the state of a slot's process: on a local folder of Spark, if it has any.
+
+    Slots take the local folders in turn, so that all disks are used. One that cannot be written to
+    is left out.
+    """
+    scratch = process / "scratch"
+    folders = local_folders()
+    for turn in range(len(folders)):
+        folder = folders[(slot + turn) % len(folders)]
+        target = folder / f"{_SCRATCH}{process.parent.name}-{process.name}"
+        try:
+            target.mkdir(mode=0o700)
+        except OSError:
+            continue
+        scratch.symlink_to(target)
+        return scratch
+    scratch.mkdir(mode=0o700)
+    return scratch
+
+
+def remove_process(folder: Path) -> None:
+    """Remove the folder of a process, and its state on another disk."""
+    with contextlib.suppress(OSError):
+        target = Path(os.readlink(folder / "scratch"))
+        if target.name.startswith(_SCRATCH):
+            shutil.rmtree(target, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 # Leftovers
 
 
@@ -193,7 +240,7 @@ def remove_dead(executor: Path) -> None:
             except (OSError, ValueError):
                 continue
             if not process.is_alive:
-                shutil.rmtree(folder, ignore_errors=True)
+                remove_process(folder)
 
 
 def sweep(root: Path, now_s: float) -> None:
@@ -214,7 +261,7 @@ def _sweep_folder(folder: Path, now_s: float) -> None:
         if not is_alone:
             return
         for process in folder.glob("p-*"):
-            shutil.rmtree(process, ignore_errors=True)
+            remove_process(process)
         with contextlib.suppress(OSError):
             logs = [entry for entry in folder.iterdir() if entry.suffix not in ("", ".lock")]
             newest_s = max(entry.lstat().st_mtime for entry in (*logs, folder))

@@ -29,7 +29,7 @@ from cairn.errors import FunctionError
 from cairn.functions import EVENT_TIMERS
 from cairn.key_groups import groups_of, overlap
 from cairn.protocol.lookups import REPLY_BYTES_MAX
-from cairn.protocol.messages import Begin, Piece
+from cairn.protocol.messages import Begin, Part, Piece
 from cairn.slot.timers import Timers
 from cairn.state import Declaration
 from cairn.storage.manifest import EMPTY_VERSION, Held, Scope, next_version
@@ -112,11 +112,13 @@ class Holding:
             self.declare(declared, self._make_table)
         return True
 
-    def own(self, subtask: int, parallelism: int) -> range:
+    def own(self, subtask: int, parallelism: int, mine: Part) -> range:
         """The key groups of a subtask; of shared state it has all."""
         if self.scope == "shared":
             return range(self.group_count)
-        return groups_of(subtask, parallelism, self.group_count)
+        if self.scope == "subtask":
+            return groups_of(subtask, parallelism, self.group_count)
+        return mine.own(subtask, parallelism, self.group_count)
 
     def is_at(self, version: str, groups: range) -> bool:
         """True if nothing has to be read to reach this version."""
@@ -126,7 +128,7 @@ class Holding:
         """Make what is here the state asked for, and say which key groups are missing of it.
 
         Pending changes are promoted if they belong to it, otherwise undone. `pieces` says, after
-        a change of parallelism, which versions the groups had in the ranges they come from.
+        a change of ranges, which versions the groups had in the ranges they come from.
         """
         with self.lock:
             return self._bring_to(version, groups, pieces)

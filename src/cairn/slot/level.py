@@ -30,7 +30,6 @@ from cairn.backends import make_backend
 from cairn.crash import crash_point
 from cairn.errors import EpochError
 from cairn.ids import new_id
-from cairn.key_groups import groups_of
 from cairn.logs import scope as log_scope
 from cairn.protocol.envelope import LANE
 from cairn.protocol.messages import Ack, Begin, Compacted, Compaction, Part, Report, Token
@@ -127,7 +126,7 @@ class LevelRuntime:
             for op in spec.operators
         ]
         self.sinks = {sink.uid: SinkRuntime(sink, job, scratch) for sink in spec.sinks}
-        self.feedbacks = [Feedback(f, in_flight, job.group_count) for f in spec.feedbacks]
+        self.feedbacks = [Feedback(f, in_flight) for f in spec.feedbacks]
         self._in_flight = in_flight
         self._parts = parts
         self._group_count = job.group_count
@@ -199,7 +198,7 @@ class LevelRuntime:
             for sink in self.sinks.values():
                 sink.begin(begin, subtask)
             for feedback in self.feedbacks:
-                feedback.begin(begin, subtask)
+                feedback.begin(subtask, mine.own(subtask, begin.parallelism, self._group_count))
             self.begin_ms = (time.perf_counter() - started) * 1000
             self.process_ms = 0.0
         crash_point("slot.begun")
@@ -241,7 +240,7 @@ class LevelRuntime:
 
     def _bring_to_version(self, holding: Holding, begin: Begin, mine: Part, subtask: int) -> None:
         uid = holding.uid
-        groups = holding.own(subtask, begin.parallelism)
+        groups = holding.own(subtask, begin.parallelism, mine)
         version = mine.versions[uid]
         missing: list[range] = []
         is_here = holding.is_at(version, groups)
@@ -288,7 +287,7 @@ class LevelRuntime:
                     self._in_flight,
                     begin,
                     mine.versions[spec.uid],
-                    groups_of(subtask, begin.parallelism, self._group_count),
+                    mine.own(subtask, begin.parallelism, self._group_count),
                     subtask,
                     lambda: self._parent(begin),
                     self.store,

@@ -9,10 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
 
+WARN_SHARE: Final = 0.9
+"""A slot that uses this share of its memory is reported: the kernel kills without a word."""
+STATES_NAMED: Final = 3
 KEPT_BYTES: Final = 256 << 20
 """Larger arrays, and more free memory than this, go back to the system."""
 _M_TRIM_THRESHOLD: Final = -1
@@ -37,3 +43,24 @@ def trim_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def private_bytes() -> int:
+    """Return the memory of this process that is not of files; 0 where the system has no /proc."""
+    try:
+        _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()
+    except (OSError, ValueError):
+        return 0
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+
+
+def describe_excess(used: int, limit: int, entries: Mapping[str, int]) -> str:
+    """Return that a slot uses nearly all of its memory, and its largest states; "" if it does not.
+
+    `entries` has the number of entries of each operator.
+    """
+    if not limit or used < WARN_SHARE * limit:
+        return ""
+    largest = sorted(entries.items(), key=lambda each: (-each[1], each[0]))[:STATES_NAMED]
+    named = ", ".join(f"{uid} ({count:,} entries)" for uid, count in largest) or "none"
+    return f"uses {used >> 20:,} of {limit >> 20:,} MiB; largest states: {named}"

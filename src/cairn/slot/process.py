@@ -21,7 +21,6 @@ import fcntl
 import gc
 import os
 import secrets
-import shutil
 import signal
 import sys
 import threading
@@ -49,7 +48,9 @@ from cairn.slot.folders import (
     hold_made,
     living_slot,
     living_slots,
+    make_scratch,
     remove_dead,
+    remove_process,
     run_folder,
     runtime_root,
 )
@@ -193,7 +194,10 @@ def end_slots(run_id: str, keep: Collection[str] = (), as_of: Token | None = Non
 
 def _watch(server: SlotServer, executor: ProcessIdentity, link: Path, log: Path) -> str:
     """Wait for the end of the slot; return why it ends."""
+    from cairn.logs import logger
+
     idle_collected = True
+    was_full = False
     lease = lease_s()
     while True:
         if server.ended.wait(POLL_S):
@@ -211,6 +215,10 @@ def _watch(server: SlotServer, executor: ProcessIdentity, link: Path, log: Path)
             gc.collect()
             idle_collected = True
         bound_log(log)
+        excess = server.runtime.memory_excess()
+        if excess and not was_full:
+            logger.warning("%s %s", link.name, excess)
+        was_full = bool(excess)
 
 
 def _label(executor: ProcessIdentity) -> str:
@@ -254,8 +262,7 @@ def live(arguments: Sequence[str] | None = None) -> None:
     log = link.with_suffix(".log")
     # Held for life: what lies here is in use, however old it is.
     hold(directory.parent)
-    scratch = directory / "scratch"
-    scratch.mkdir(mode=0o700)
+    scratch = make_scratch(directory, options.slot)
     server = SlotServer(
         f"grpc+unix://{directory / 'socket'}",
         executor=_label(executor),
@@ -275,7 +282,7 @@ def live(arguments: Sequence[str] | None = None) -> None:
             closing = threading.Thread(target=server.runtime.close, daemon=True, name="close")
             closing.start()
             closing.join(CLOSE_PATIENCE_S)
-        shutil.rmtree(directory, ignore_errors=True)
+        remove_process(directory)
     finally:
         # Not through the interpreter's end: threads of the transport may still be blocked.
         sys.stdout.flush()

@@ -23,6 +23,7 @@ from cairn.slot.compactor import Compactor
 from cairn.slot.feedback import InFlight
 from cairn.slot.holding import Holding
 from cairn.slot.level import LevelRuntime
+from cairn.slot.memory import describe_excess, private_bytes
 from cairn.slot.parts import Parts
 from cairn.slot.sweeper import Sweeper
 from cairn.storage.log import Log
@@ -97,6 +98,15 @@ class Runtime:
         places = list(zip(ask.groups, ask.keys, strict=True))
         found = holding.look_up(ask.state, ask.version, ask.form, places)
         return LookupReply(None) if found is None else LookupReply(*found)
+
+    def memory_excess(self) -> str:
+        """Return how near the slot is to its limit of memory; "" if it is not."""
+        spec = self.spec
+        if spec is None or not spec.slot_memory_bytes:
+            return ""
+        held = [level.state_held for level in list(self._levels.values())]
+        entries = {uid: each.entries for states in held for uid, each in states.items()}
+        return describe_excess(private_bytes(), spec.slot_memory_bytes, entries)
 
     def _sweep(self, seconds: float) -> bool:
         return any(level.sweep(seconds) for level in list(self._levels.values()))

@@ -220,6 +220,7 @@ class SlotServer(flight.FlightServerBase):  # type: ignore[misc]
                 door="" if self._door is None else self._door.address,
                 slot_id=self.slot_id,
             )
+            report = msgspec.structs.replace(report, memory_excess=self.runtime.memory_excess())
             last = outgoing.pack_acks(pa.array([ack_encoder.encode(ack)], pa.binary()))
             writer.write_with_metadata(last, DONE + msgspec.msgpack.encode(report))
             crash_point("slot.acknowledged")

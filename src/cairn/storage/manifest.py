@@ -27,6 +27,7 @@ import xxhash
 
 from cairn.errors import CorruptFileError, RestoreError
 from cairn.report.epoch import NOTHING_MEASURED, Measured, Timings
+from cairn.report.scaling import Decision
 
 FORMAT: Final = "1.0"
 # The oldest cairn that reads FORMAT. The error of an older one shows it.
@@ -233,6 +234,8 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True, tag="epoch", tag_field="k
     """Per origin of event time, the `now` of the last epoch in which it had rows."""
     timers: dict[str, tuple[int | None, int | None]] | None = None
     """Per operator, its earliest timers by event time and by processing time; None: not known."""
+    decision: Decision | None = None
+    """The decision about the parallelism before this epoch; None: it stayed."""
 
 
 class Takeover(msgspec.Struct, frozen=True, kw_only=True, tag="takeover", tag_field="kind"):
@@ -327,6 +330,7 @@ class StoredEpoch(msgspec.Struct, frozen=True, kw_only=True, tag="epoch", tag_fi
     seen_ms: dict[str, int] = {}
     timers: dict[str, tuple[int | None, int | None]] | None = None
     targets: dict[str, str] = {}
+    decision: Decision | None = None
 
 
 StoredRecord = StoredEpoch | Takeover | Restore

@@ -1,4 +1,6 @@
-"""Control of the job: savepoint, rescale, hand-over, stop. With the control token, one at a time.
+"""Control of the job: savepoint, rescale, rebalance, hand-over, stop.
+
+Only with the control token, and one change at a time.
 
 A client names a savepoint, and the server chooses the folder: the one in its settings, or
 `<checkpoint>-savepoints`, beside the checkpoint.
@@ -27,6 +29,7 @@ from starlette.routing import Route
 from cairn.driver.coordinator.leadership.base import Member
 from cairn.errors import CairnError
 from cairn.logs import logger
+from cairn.report.balance import Balance
 from cairn.report.status import ACTIVE
 from cairn.web.answers import json_body, json_response
 from cairn.web.auth import check_control
@@ -47,6 +50,10 @@ class Savepoint(msgspec.Struct, forbid_unknown_fields=True):
 
 class Rescale(msgspec.Struct, forbid_unknown_fields=True):
     parallelism: Annotated[int, msgspec.Meta(ge=1, le=PARALLELISM_MAX)]
+
+
+class Rebalance(msgspec.Struct, forbid_unknown_fields=True):
+    pass
 
 
 class Stop(msgspec.Struct, forbid_unknown_fields=True):
@@ -80,6 +87,7 @@ def routes(site: Site) -> list[Route]:
     return [
         Route("/api/control/savepoint", control.savepoint, methods=["POST"]),
         Route("/api/control/rescale", control.rescale, methods=["POST"]),
+        Route("/api/control/rebalance", control.rebalance, methods=["POST"]),
         Route("/api/control/handover", control.handover, methods=["POST"]),
         Route("/api/control/stop", control.stop, methods=["POST"]),
     ]
@@ -115,6 +123,17 @@ class _Control:
             logger.info("a client rescales job %r to %d", run.name, asked.parallelism)
             run.rescale(asked.parallelism)
         return json_response(Rescale(asked.parallelism), 202)
+
+    async def rebalance(self, request: Request) -> Response:
+        check_control(self._site, request)
+        await json_body(request, Rebalance)
+        return await run_in_threadpool(self._rebalance)
+
+    def _rebalance(self) -> Response:
+        with self._one_at_a_time() as run:
+            logger.info("a client rebalances job %r", run.name)
+            balance = run.rebalance()
+        return json_response(balance, 202)
 
     async def handover(self, request: Request) -> Response:
         check_control(self._site, request)
@@ -219,6 +238,16 @@ DOCS: Final[Docs] = {
             "From the next epoch on, run with this many subtasks",
             body=Rescale,
             answer=Rescale,
+            status=202,
+            errors=(409,),
+            control=True,
+        )
+    },
+    "/api/control/rebalance": {
+        "post": operation(
+            "From the next epoch on, cut the ranges of key groups by their load",
+            body=Rebalance,
+            answer=Balance,
             status=202,
             errors=(409,),
             control=True,

@@ -32,6 +32,7 @@ from cairn.query.health import newest_takeover
 from cairn.report.drawing import draw_for_dashboard
 from cairn.report.epoch import NOTHING_MEASURED, EpochReport, LetterSample
 from cairn.report.job_graph import JobGraph
+from cairn.report.scaling import ScalingReport
 from cairn.report.status import Health, Restart, Status
 from cairn.snapshots.holds import no_epoch
 from cairn.storage.failures import FailureNote, read_failures
@@ -102,6 +103,8 @@ class JobOverview(msgspec.Struct, frozen=True, kw_only=True):
     slots: list[SlotInfo]
     """Executor and log of each subtask; empty without a run."""
     leader: Leader | None
+    scaling: ScalingReport | None = None
+    """Autoscaling and the changes of parallelism; None without a run."""
     session: bool = False
     """The browser has a session that it can end."""
 
@@ -185,6 +188,7 @@ def job(site: Site, trail: Trail, *, is_session: bool = False) -> JobOverview:
         epoch=newest[0] if newest else None,
         slots=[] if run is None else list(run.slots()),
         leader=None if leader is None else Leader(leader.term, leader.wall_ms),
+        scaling=None if run is None else run.scaling,
         session=is_session,
     )
 

@@ -31,6 +31,7 @@ from starlette.routing import Route
 from cairn.driver.coordinator.reports import report_of
 from cairn.metrics import HistogramCounts, Number
 from cairn.report.epoch import EpochReport, OperatorReport
+from cairn.report.scaling import ScalingReport
 from cairn.report.status import ACTIVE, STATUSES
 from cairn.storage.log import read_job
 from cairn.web.openapi import STRING, Docs, operation
@@ -125,6 +126,7 @@ def families(site: Site) -> Iterator[Metric]:
     if site.run is not None:
         yield _one("cairn_parallelism", "Subtasks of each operator.", job, site.run.parallelism)
         yield from _of_the_lead(job, site.run)
+        yield from _of_scaling(job, site.run.scaling)
     newest = _newest(site)
     if newest is None:
         return
@@ -148,6 +150,27 @@ def _of_the_lead(job: str, run: LiveRun) -> Iterator[Metric]:
     yield _counter(
         "cairn_restarts", "Times that the run has begun again after a failure.", job, run.restarts
     )
+
+
+def _of_scaling(job: str, scaling: ScalingReport) -> Iterator[Metric]:
+    decision = scaling.decision
+    if decision is not None:
+        name, says = "cairn_autoscale_target", "Subtasks that autoscaling asks for."
+        yield _one(name, says, job, decision.target)
+        if decision.utilisation is not None:
+            says = "Share of the time in which the busiest subtask worked."
+            yield _one("cairn_utilisation_ratio", says, job, decision.utilisation)
+    made = sum(each.is_applied for each in scaling.changes)
+    yield _counter("cairn_rescales", "Changes of the parallelism in this run.", job, made)
+    known = {name: rows for name, rows in scaling.backlog.items() if rows is not None}
+    if known:
+        family = GaugeMetricFamily(
+            "cairn_backlog_rows", "Rows that a source has and the job has not read.",
+            labels=(JOB, "source"),
+        )  # fmt: skip
+        for source, rows in known.items():
+            family.add_metric((job, source), rows)
+        yield family
 
 
 def _newest(site: Site) -> EpochReport | None:

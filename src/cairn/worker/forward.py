@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.flight as flight
 
-from cairn.key_groups import groups_of
+from cairn.key_groups import Starts, groups_of
 from cairn.protocol.envelope import ACK, LANE, Envelope
 from cairn.protocol.messages import Begin, Failure, begin_decoder, pack_failure
 from cairn.protocol.parts import for_subtask
@@ -75,6 +75,9 @@ class Forward:
     reports: Any
     version: str = VERSION
     """The driver's version of cairn."""
+    starts: Starts = ()
+    """The first key group of each subtask; empty: equal ranges. Here, and not in the begin
+    message: Spark sends it once per executor, and the message with every task."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -92,7 +95,7 @@ class Forward:
         try:
             groups = None
             if self.group_count is not None:
-                groups = groups_of(subtask, begin.parallelism, self.group_count)
+                groups = groups_of(subtask, begin.parallelism, self.group_count, self.starts)
             client = self._begin(home, call, begin)
             if begin.follows:
                 # Spark wants its input read to the end: the pin table, at most.

@@ -61,7 +61,9 @@ def graph_of(seen: list[str], *names: str) -> Graph:
     for index, name in enumerate(names):
         rows.sink_to(Watched(name, seen), uid=f"sink-{index}")
     conf = SimpleNamespace(set=lambda *_: None, get=lambda *_: "10")
-    session = SimpleNamespace(conf=conf)
+    settings = SimpleNamespace(getAll=lambda: [("spark.master", "local[1]")])
+    context = SimpleNamespace(getConf=lambda: settings)
+    session = SimpleNamespace(conf=conf, sparkContext=context)
     frame: Any = SimpleNamespace(sparkSession=session)
     node: Any = job._nodes["s"]
     job._nodes["s"] = replace(node, dataframe=frame)
@@ -314,6 +316,7 @@ def test_a_run_whose_query_does_not_start_leaves_no_sink_open_and_no_port(
     class Driver:
         door = SimpleNamespace(key=b"")
         doors: ClassVar[dict[int, str]] = {}
+        local_cores = 1
 
         def __init__(self, *_: Any, **__: Any) -> None:
             pass

@@ -82,8 +82,8 @@ class Slot:
         self.scratch = ""
 
     def send_back(self, sent: list[dict[str, Any]], begun: Begin, cut: int = 4) -> StateFile | None:
-        gathered = Feedback(self.spec, self.in_flight, GROUPS)
-        gathered.begin(begun, 0)
+        gathered = Feedback(self.spec, self.in_flight)
+        gathered.begin(0, groups_of(0, begun.parallelism, GROUPS))
         for start in range(0, len(sent), cut):
             some = sent[start : start + cut]
             groups = [group_of(row["k"]) for row in some]

@@ -204,3 +204,60 @@ for number in range(100):
     text = parts[1].read_text() + parts[0].read_text()
     numbers = [int(line.split()[1]) for line in text.splitlines() if line.startswith("line")]
     assert numbers == list(range(numbers[0], 100)) and "child 90" in text
+
+
+# State on the disks of Spark
+
+
+def test_state_lies_on_the_local_folders_of_spark_in_turn(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disks = [tmp_path / "disk-0", tmp_path / "disk-1"]
+    for disk in disks:
+        disk.mkdir()
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", ",".join(map(str, disks)))
+    for slot in range(3):
+        process = root / "run" / "1-2-a" / f"p-{slot}"
+        process.mkdir(parents=True)
+        scratch = folders.make_scratch(process, slot)
+        (scratch / "1.sst").write_text("state")
+        assert scratch.resolve().parent == disks[slot % 2]
+        assert scratch.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_local_folder_that_cannot_be_written_to_is_left_out(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "disk").mkdir()
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path / 'missing'},{tmp_path / 'disk'}")
+    (root / "p-1").mkdir()
+    assert folders.make_scratch(root / "p-1", 0).resolve().parent == tmp_path / "disk"
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "missing"))
+    (root / "p-2").mkdir()
+    assert not folders.make_scratch(root / "p-2", 0).is_symlink()
+
+
+def test_state_on_another_disk_goes_with_its_executor_and_its_log_stays(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(disk))
+    executor = root / ("a" * 12) / "1-2-a"
+    (executor / "p-1").mkdir(parents=True)
+    (folders.make_scratch(executor / "p-1", 0) / "1.sst").write_text("state")
+    (executor / "slot-0.log").write_text("why it failed")
+    with hold_made(executor):
+        sweep(root, time.time())
+        assert list(disk.iterdir()), "a process lives there"
+    sweep(root, time.time())
+    assert not list(disk.iterdir())
+    assert (executor / "slot-0.log").exists()
+
+
+def test_only_folders_of_slots_are_removed_through_a_link(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (root / "p-1").mkdir()
+    (root / "p-1" / "scratch").symlink_to(tmp_path / "mine")
+    folders.remove_process(root / "p-1")
+    assert (tmp_path / "mine").exists() and not (root / "p-1").exists()

@@ -17,7 +17,9 @@ from cairn.driver.group import Group, choose_successor
 from cairn.driver.roster import SlotInfo
 from cairn.driver.serving import Serve
 from cairn.errors import EpochError
+from cairn.report.balance import Balance
 from cairn.report.epoch import EpochReport
+from cairn.report.scaling import Decision, ScalingReport
 from cairn.report.status import Restart
 from cairn.snapshots.destination import check_destination
 from cairn.storage.store import open_store
@@ -112,6 +114,19 @@ class FakeRun:
     def savepoint(self, path: str) -> Any:
         self.asked.append(("savepoint", path))
         return SimpleNamespace(epoch=3, rows=5, bytes=100)
+
+    @property
+    def scaling(self) -> ScalingReport:
+        decision = Decision(
+            kind="up", parallelism=1, target=2, reason="rows wait", wall_ms=5, utilisation=0.9
+        )
+        return ScalingReport(
+            mode="on", decision=decision, changes=[decision], backlog={"rows": 7, "files": None}
+        )
+
+    def rebalance(self) -> Balance:
+        self.asked.append(("rebalance",))
+        return Balance(parallelism=3, busiest_before=2.0, busiest_after=1.1, groups_moved=4)
 
     def rescale(self, parallelism: int) -> None:
         self.asked.append(("rescale", parallelism))

@@ -13,7 +13,7 @@ from cairn.storage.store import open_store
 from tests.unit.snapshots.checkpoints import Checkpoint
 from tests.unit.web.sites import CONTROL, TOKEN, FakeRun, client, site_of
 
-ACTIONS = [("savepoint", {}), ("rescale", {"parallelism": 3}), ("stop", {})]
+ACTIONS = [("savepoint", {}), ("rescale", {"parallelism": 3}), ("rebalance", {}), ("stop", {})]
 
 
 @pytest.fixture

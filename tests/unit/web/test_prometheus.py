@@ -19,6 +19,7 @@ from cairn.driver.coordinator.reports import report_of
 from cairn.driver.serving import Serve
 from cairn.metrics import HistogramCounts, UserMetrics
 from cairn.report.epoch import EpochReport, OperatorReport, Timings
+from cairn.report.scaling import Decision, ScalingReport
 from cairn.report.status import STATUSES
 from cairn.web.app import make_app
 from cairn.web.prometheus import CONTENT_TYPE, render
@@ -28,6 +29,13 @@ from tests.unit.report.reports import operator_report
 
 DOCS = Path(__file__).parents[3] / "docs"
 GRAFANA = DOCS / "grafana" / "cairn.json"
+DECISION = Decision(kind="up", parallelism=1, target=2, reason="", wall_ms=5, utilisation=0.9)
+SCALING = ScalingReport(
+    mode="on",
+    decision=DECISION,
+    changes=[DECISION, msgspec.structs.replace(DECISION, is_applied=False)],
+    backlog={"rows": 7, "files": None},
+)
 
 
 @pytest.fixture
@@ -53,6 +61,7 @@ def run_of(lead: Lead, **facts: Any) -> Any:
         history=lambda: [] if measured is None else [measured],
         parallelism=2,
         failovers=1,
+        scaling=SCALING,
         restarts=3,
         restart_history=list,
         is_waiting=False,
@@ -228,6 +237,15 @@ def test_the_page_needs_the_token_like_all_others(lead: Lead) -> None:
     assert answer.status_code == 200 and answer.headers["content-type"] == CONTENT_TYPE
     assert samples(answer.text)["cairn_epochs_total",] == 1
     assert asyncio.run(ask("POST", authorization=f"Bearer {token}")).status_code == 405
+
+
+def test_autoscaling_is_exported_with_the_backlog_of_sources_that_report_it(lead: Lead) -> None:
+    lead.run_batch((1, 1))
+    found = samples(render(site_of(lead, run_of(lead))))
+    assert found["cairn_autoscale_target",] == 2
+    assert found["cairn_utilisation_ratio",] == 0.9
+    assert found["cairn_rescales_total",] == 1, "one was only observed"
+    assert [at for at in found if at[0] == "cairn_backlog_rows"] == [("cairn_backlog_rows", "rows")]
 
 
 # The dashboard of Grafana

@@ -25,6 +25,7 @@ from cairn.web.events import Watch
 from cairn.web.flight import STREAMS_MAX
 from cairn.web.server import Listening, Served, serve
 from cairn.web.site import Site
+from tests.unit.cli import command_line
 from tests.unit.snapshots.checkpoints import Checkpoint, value
 from tests.unit.web.sites import CONTROL, TOKEN, FakeRun, site_of
 
@@ -139,11 +140,21 @@ def test_client_without_the_token_or_with_a_wrong_one_learns_nothing(served: Ser
                 asking.stop()
 
 
+def test_command_rebalances_a_served_run_and_prints_what_moves(
+    served: Served, run: FakeRun
+) -> None:
+    told = command_line.call("rebalance", served.url, "--token", TOKEN, "--control-token", CONTROL)
+    assert told.exit_code == 0, told.stderr
+    assert told.stdout.startswith("4 key groups move: the busiest subtask goes from 2.00 to 1.10")
+    assert run.asked == [("rebalance",)]
+
+
 def test_client_controls_the_run(asking: Any, run: FakeRun, checkpoint: Checkpoint) -> None:
     saved = asking.savepoint("friday")
     assert saved["url"] == f"{checkpoint.store.url}-savepoints/friday"
     asking.rescale(3)
-    assert run.asked == [("savepoint", saved["url"]), ("rescale", 3)]
+    assert asking.rebalance().groups_moved == 4
+    assert run.asked == [("savepoint", saved["url"]), ("rescale", 3), ("rebalance",)]
     run.status = "stopped"
     with pytest.raises(EpochError, match="does not run in this process"):
         asking.stop()

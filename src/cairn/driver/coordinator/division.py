@@ -1,7 +1,7 @@
 """The division of the newest epoch's state among the subtasks of the next batch.
 
 Always true here:
-- it depends only on the epoch, the states of the program and the parallelism;
+- it depends only on the epoch, the states of the program, the parallelism and the ranges;
 - a merge reads the parent's files of that very range.
 """
 
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from cairn.driver.coordinator.compaction import due
 from cairn.driver.coordinator.ranges import lists_for, pieces_of, ranges_for, shared_range
+from cairn.key_groups import Starts, groups_of
 from cairn.protocol.messages import Compaction, Part, Piece
 from cairn.protocol.scoped_state import ScopedState
 from cairn.storage.manifest import EMPTY_VERSION, Epoch, EpochOperator, RangeState
@@ -25,11 +26,13 @@ class Division:
         states: Mapping[str, ScopedState],
         parallelism: int,
         group_count: int,
+        starts: Starts = (),
     ) -> None:
         self._newest = newest
         self._states = states
         self._parallelism = parallelism
         self._group_count = group_count
+        self._starts = starts
         self._held: dict[str, set[tuple[int, int]]] = {}
         """The ranges of states in the epoch, first group and count, as far as they were needed."""
         self.ranges = {uid: self._divide(state) for uid, state in states.items()}
@@ -40,7 +43,7 @@ class Division:
             return [shared_range(held, count)]
         if state.scope == "subtask":
             return lists_for(held, self._parallelism, count, state.redistribution)
-        return ranges_for(held, self._parallelism, count)
+        return ranges_for(held, self._parallelism, count, self._starts)
 
     def _find(self, uid: str) -> EpochOperator | None:
         """Return the state as the epoch holds it."""
@@ -69,9 +72,16 @@ class Division:
                 due.get(subtask, {}),
                 {uid: each[subtask] for uid, each in pieces.items()},
                 settled.get(slots[subtask], []),
+                self._groups_of(subtask),
             )
             for subtask, row in enumerate(rows)
         }
+
+    def _groups_of(self, subtask: int) -> tuple[int, int] | None:
+        if not self._starts:
+            return None
+        groups = groups_of(subtask, self._parallelism, self._group_count, self._starts)
+        return groups.start, len(groups)
 
     def versions(self) -> dict[str, list[str]]:
         """Return the version that each subtask starts from; shared state has one for all."""
@@ -100,7 +110,7 @@ class Division:
             held = self._find(uid)
             if held is None or held.scope != "keyed":
                 continue
-            if len(held.ranges) != len(ranges):
+            if [each.groups for each in held.ranges] != [each.groups for each in ranges]:
                 found[uid] = [pieces_of(held, each.groups) for each in ranges]
         return found
 
@@ -120,7 +130,7 @@ class Division:
         compaction = due(wanted.files, backend if is_keyed else "heap")
         if compaction is None or compaction.kind == "base":
             return compaction
-        # Right after a change of parallelism the parent has other ranges: merged an epoch later.
+        # Right after a change of ranges the parent has other ranges: merged an epoch later.
         is_held = (wanted.first_group, wanted.group_count) in self._find_ranges(uid)
         return compaction if is_held else None
 

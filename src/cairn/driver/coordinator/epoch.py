@@ -39,6 +39,7 @@ from cairn.driver.coordinator.attempts import Attempts
 from cairn.driver.coordinator.division import Division
 from cairn.driver.coordinator.guarantees import Guarantee
 from cairn.driver.coordinator.job_clock import JobClock
+from cairn.driver.coordinator.load import Load, starts_of
 from cairn.driver.coordinator.marks import check_marks
 from cairn.driver.coordinator.measured import (
     add_measured,
@@ -65,6 +66,7 @@ from cairn.driver.coordinator.versions import Versions
 from cairn.driver.coordinator.watermarks import clocks_of
 from cairn.errors import CairnError, CommitConflictError, CommitError, EpochError
 from cairn.ids import new_id
+from cairn.key_groups import Starts
 from cairn.logs import logger, scope
 from cairn.plan.graph import Watermark
 from cairn.process_identity import identify, pid_namespace
@@ -73,7 +75,9 @@ from cairn.protocol.parts import move_parts
 from cairn.protocol.scoped_state import states_by_scope
 from cairn.protocol.slots import CHANGES_MAX, slots_after
 from cairn.protocol.spec import JobSpec, OperatorSpec
+from cairn.report.balance import Balance
 from cairn.report.epoch import Measured, Timings
+from cairn.report.scaling import Decision
 from cairn.sinks.base import Committable, Execution, Sink
 from cairn.slot.feedback import feedback_state
 from cairn.storage.conditional_put import check_conditional_put
@@ -128,6 +132,10 @@ class Coordinator:
     """The places where event time and a watermark are declared."""
     slots: list[int]
     """The slot of each subtask in later epochs."""
+    starts: Starts = ()
+    """The first key group of each subtask in later epochs; empty: equal ranges."""
+    decision: Decision | None = None
+    """A decision about the parallelism that the next epoch's manifest notes."""
     newest: Epoch | None = None
     """The epoch that the next batch starts from: committed, or with batches still to come."""
     committed: Epoch | None = None
@@ -165,6 +173,7 @@ class Coordinator:
         checkpoint_every: int = 1,
         commit_timeout_s: float | None = None,
         allow_dropped_output: bool = False,
+        parallelism_range: range | None = None,
     ) -> None:
         self.origins = dict(origins or {})
         self.store = store
@@ -198,6 +207,10 @@ class Coordinator:
         """Per slot, the files of its last reports that are in the newest epoch, or never will."""
         self._rescaled_from: tuple[int, ...] = ()
         self._pending = Pending(store)
+        self._parallelism_range = parallelism_range
+        self._full: frozenset[str] = frozenset()
+        """Slots that were reported because their memory is nearly used up."""
+        self.load = Load(spec.group_count)
         self._rewrite: frozenset[str] = frozenset()
         self.deploy(spec)
 
@@ -221,11 +234,25 @@ class Coordinator:
         return len(self.slots)
 
     def rescale(self, parallelism: int) -> None:
-        """Change the parallelism of later epochs. Slots keep as much state as possible."""
+        """Change the parallelism of later epochs. Slots keep as much state as possible.
+
+        Ranges follow the load, where it was measured and equal ones would be clearly worse.
+        """
+        if parallelism == self.parallelism:
+            return
         slots = self.slots_for(parallelism)
-        if parallelism != self.parallelism:
-            self._rescaled_from = self._changes()
+        self._rescaled_from = self._changes()
         self.slots = slots
+        self.starts, _ = self.load.ranges_for(parallelism)
+
+    def compare_ranges(self) -> Balance:
+        """Return what a rebalance would change."""
+        return self.load.ranges_for(self.parallelism, self.starts)[1]
+
+    def rebalance(self) -> Balance:
+        """Cut the ranges of later epochs by load; they stay if that would gain little."""
+        self.starts, balance = self.load.ranges_for(self.parallelism, self.starts)
+        return balance
 
     def slots_for(self, parallelism: int) -> list[int]:
         """Return the slots that a parallelism would run on."""
@@ -281,6 +308,7 @@ class Coordinator:
         self.newest = self.committed = self.log.newest_epoch()
         if self.newest is not None:
             self._job_clock.follow(self.newest)
+            self._take_ranges(self.newest)
         self.awake_ms = self.now_ms()
         events.log_takeover(self.spec.job_name, record, self.newest)
         self._collector = Collector(
@@ -295,6 +323,17 @@ class Coordinator:
         self._versions = Versions(self.spec.backend, self.store, self.spec.job_id, self.term)
         crash_point("driver.takeover.written")
         return self.newest
+
+    def _take_ranges(self, newest: Epoch) -> None:
+        """Continue with the ranges of an epoch, or cut them for another parallelism."""
+        self.load.note(newest, self.spec)
+        if self._parallelism_range is not None:
+            # Autoscaling has found this parallelism.
+            least, most = self._parallelism_range[0], self._parallelism_range[-1]
+            found = max((each.parallelism for each in newest.operators.values()), default=least)
+            self.slots = list(range(min(max(found, least), most)))
+        held = starts_of(newest, self.parallelism, self.spec.group_count)
+        self.starts = self.load.ranges_for(self.parallelism)[0] if held is None else held
 
     def adopt(self, epoch: Epoch) -> None:
         """Make a given epoch the first one of an empty checkpoint."""
@@ -331,7 +370,11 @@ class Coordinator:
         number = self.log.last + 1
         now_ms = self.now_ms()
         division = Division(
-            self.newest, self.scoped_states, self.parallelism, self.spec.group_count
+            self.newest,
+            self.scoped_states,
+            self.parallelism,
+            self.spec.group_count,
+            self.starts,
         )
         started = time.perf_counter()
         crash_point("driver.epoch.begun")
@@ -361,6 +404,13 @@ class Coordinator:
         self._publisher.resume()
         for why in sorted({r.base_failed for each in ran.reports for r in each if r.base_failed}):
             logger.warning("epoch %d: a base could not be written, %s", number, why)
+        full = {r.slot_id: r for each in ran.reports for r in each if r.memory_excess}
+        for slot_id in sorted(full.keys() - self._full):
+            about = full[slot_id]
+            logger.warning(
+                "subtask %d on %s %s", about.subtask, about.executor, about.memory_excess
+            )
+        self._full = frozenset(full)
         if self._guarantee != "exactly-once":
             # First: a batch that is not published is not in the epoch, and is read again.
             self._check_leader(number)
@@ -429,6 +479,8 @@ class Coordinator:
         self.is_published = False
         self.newest = self.committed = epoch
         self.batches = 0
+        self.decision = None
+        self.load.note(epoch, self.spec)
         self._publisher.publish_epoch(epoch)
         self.is_published = True
         events.log_epoch(epoch, self.last_commit_ms)
@@ -537,6 +589,7 @@ class Coordinator:
             timings=timings,
             metrics=metrics,
             oldest_kept=self._collector.oldest_to_keep(),
+            decision=self.decision,
         )
 
     def _operators_after(self, ran: Ran) -> dict[str, EpochOperator]:

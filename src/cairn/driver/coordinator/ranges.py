@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from cairn.ids import digest
-from cairn.key_groups import groups_of, overlap
+from cairn.key_groups import Starts, groups_of, overlap
 from cairn.protocol.messages import Compacted, OperatorAck, Piece
 from cairn.storage.manifest import (
     EMPTY_VERSION,
@@ -28,10 +28,10 @@ from cairn.storage.manifest import (
 
 
 def ranges_for(
-    stored: EpochOperator | None, parallelism: int, group_count: int
+    stored: EpochOperator | None, parallelism: int, group_count: int, starts: Starts = ()
 ) -> list[RangeState]:
     """Return the state each subtask starts from: the parent's, cut to the ranges it owns now."""
-    wanted = [groups_of(subtask, parallelism, group_count) for subtask in range(parallelism)]
+    wanted = [groups_of(each, parallelism, group_count, starts) for each in range(parallelism)]
     held = [] if stored is None else stored.ranges
     if [each.groups for each in held] == wanted:
         return list(held)
@@ -43,7 +43,8 @@ def lists_for(
 ) -> list[RangeState]:
     """Return the lists each subtask starts from: its own, or its share after a rescale.
 
-    No file holds a share yet: the subtask reads all lists, and writes its share as a base.
+    No file holds a share yet: the subtask reads all lists, and writes its share as a base. The
+    key groups of lists only number the subtasks: their ranges are equal, whatever the load.
     """
     held = [] if stored is None else stored.ranges
     versions = [each.version for each in held]

@@ -55,6 +55,7 @@ def report_of(epoch: Epoch, commit_ms: float | None = None) -> EpochReport:
         operators=operators,
         totals=epoch.metrics.totals,
         timings=timings,
+        decision=epoch.decision,
     )
 
 

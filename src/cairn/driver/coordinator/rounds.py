@@ -91,7 +91,10 @@ def next_round(
         begin,
         execution=msgspec.structs.replace(begin.execution, round=begin.execution.round + 1),
         inline_bytes_max=min(begin.inline_bytes_max, left),
-        parts={subtask: Part(mine) for subtask, mine in versions.items()},
+        parts={
+            subtask: Part(mine, groups=begin.parts[subtask].groups)
+            for subtask, mine in versions.items()
+        },
         rewrite=[],
     )
 

@@ -23,9 +23,26 @@ export function history(root, live) {
   return { update: load };
 }
 
+function rescales(live) {
+  const { scaling } = live.job;
+  const known = new Map();
+  for (const each of live.epochs ?? []) if (each.decision) known.set(each.decision.wall_ms, each.decision);
+  for (const each of scaling?.changes ?? []) known.set(each.wall_ms, each);
+  const rows = [...known.values()].sort((a, b) => b.wall_ms - a.wall_ms);
+  if (!rows.length && (!scaling || scaling.mode === "off")) return [];
+  const last = scaling?.decision;
+  return [card("Rescales", { cls: "flush", aside: last ? `${last.kind === "hold" ? "stays" : last.kind}: ${last.reason}` : null }, rows.length ? table([
+    { name: "When", cell: (row) => when(row.wall_ms) },
+    { name: "Subtasks", cell: (row) => `${count(row.parallelism)} → ${count(row.target)}${row.is_applied === false ? " (observed only)" : ""}` },
+    { name: "By", cell: (row) => row.by ?? "autoscale" },
+    { name: "Why", cell: (row) => row.reason },
+  ], rows, { caption: "Rescales" }) : empty("None yet."))];
+}
+
 function sections(found, live) {
   const { job } = live.job;
   return [
+    ...rescales(live),
     h("div", { class: "two" },
       card("Savepoints", { cls: "flush" }, found.savepoints.length ? table([
         { name: "Taken", cell: (row) => when(row.created_ms) },
