@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from cairn import Job
 from cairn.backends import BACKENDS
+from cairn.backends.cached import mapped_rows
 from cairn.backends.columnar import row_table, runs
-from cairn.backends.rocksdb import mapped_rows
 from cairn.backends.rocksdb.backend import RocksBackend
 from cairn.driver.coordinator import compaction, epoch
 from cairn.driver.coordinator.epoch import Coordinator
