@@ -24,6 +24,7 @@ def test_the_first_epoch_is_announced_once_and_when_it_is_committed(
     engine.coordinator, engine.history = lead.coordinator, History(lead.coordinator)
     engine._pace = Pace(0)
     engine.changes = SimpleNamespace(apply=lambda: None)
+    engine.scaling = SimpleNamespace(after_batch=lambda: None)
     engine.driver = SimpleNamespace(
         execute=lambda _, begin: lead.execute(begin, ((1, 5),)), end_left_behind=lambda: None
     )

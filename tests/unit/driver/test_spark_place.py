@@ -64,7 +64,8 @@ def test_the_folder_of_a_killed_driver_is_removed_by_the_next_one(root: Path) ->
         "import os, signal\n"
         "from cairn.driver.spark_place import DriverDisk\n"
         "from cairn.storage.store import open_store\n"
-        "DriverDisk(open_store('memory:'), 'a' * 32).store.put('spark/x', b'')\n"
+        "place = DriverDisk(open_store('memory:'), 'a' * 32)\n"
+        "place.store.put('spark/x', b'')\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     subprocess.run([sys.executable, "-c", program], env=dict(os.environ))

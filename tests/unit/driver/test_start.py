@@ -62,7 +62,7 @@ def graph_of(seen: list[str], *names: str) -> Graph:
         rows.sink_to(Watched(name, seen), uid=f"sink-{index}")
     conf = SimpleNamespace(set=lambda *_: None, get=lambda *_: "10")
     settings = SimpleNamespace(getAll=lambda: [("spark.master", "local[1]")])
-    context = SimpleNamespace(getConf=lambda: settings)
+    context = SimpleNamespace(getConf=lambda: settings, master="local[1]")
     session = SimpleNamespace(conf=conf, sparkContext=context)
     frame: Any = SimpleNamespace(sparkSession=session)
     node: Any = job._nodes["s"]
@@ -225,6 +225,7 @@ def test_every_sink_is_closed_when_slots_are_not_reached_and_one_cannot_close() 
     engine._on_end = lambda: seen.append("closed to questions")
     engine.changes = SimpleNamespace(join=lambda _: None)
     engine.driver = SimpleNamespace(say_goodbye=gone)
+    engine._spark_place = SimpleNamespace(close=lambda: None)
     engine._let_go()
     assert seen == ["closed to questions", "goodbye", "close cannot close", "close b"]
 

@@ -12,7 +12,7 @@ import pytest
 from cairn.errors import CommitError, EpochError
 from cairn.sinks import Postgres
 from cairn.sinks.base import refuse_if_away
-from cairn.sinks.postgres import session as postgres_session
+from cairn.storage import postgres_session
 from tests.places.base import prepared
 from tests.places.postgres import PostgresPlace
 from tests.servers import postgres
