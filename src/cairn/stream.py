@@ -346,10 +346,10 @@ class Stream:
         """
         columns = (on,) if isinstance(on, str) else tuple(on)
         is_timed = unite_times(self._job._nodes, self._ports) is not None
-        function: BatchProcess = Distinct()
+        function: BatchProcess = Distinct(columns)
         if within is not None:
             within_ms = duration_ms(within, "within of deduplicate", positive=True)
-            function = DistinctWithin(within_ms, by_event=is_timed)
+            function = DistinctWithin(within_ms, by_event=is_timed, keys=columns)
         keyed = self.key_by(*columns)
         return keyed.process_batch(function, schema=self.schema, uid=uid)
 

@@ -41,8 +41,10 @@ from tests.simulation.cluster import Cluster, Trouble
 GROUP_COUNT = 8
 SCHEMA = parse_schema("k string, ms bigint, id bigint")
 REACH_MS = 6
-KINDS = ["interval", "ttl", "equi", "as of", "as of, top"]
-"""The last one has the newest row of each key behind the join, in the same level."""
+KINDS = ["interval", "ttl", "equi", "as of", "as of, top", "interval, first"]
+"""With "top", the newest rows of each key are behind the join, in its level. With "first", rows of
+the right side are dropped before it, in its level; those of the left come by a shuffle.
+"""
 
 Given = tuple[str, str | None, int]
 """Side, key, time in milliseconds."""
@@ -67,14 +69,19 @@ class Machine:
 
     def job(self, *, chaining: bool) -> Job:
         job = Job("pairs", max_parallelism=GROUP_COUNT, chaining=chaining)
-        is_timed = self.kind in ("interval", "as of", "as of, top")
+        is_timed = self.kind not in ("ttl", "equi")
         sides = []
         for name in ("left", "right"):
             time = ("ms", Watermark(3)) if is_timed else (None, None)
             job._nodes[name] = SourceNode(name, None, SCHEMA, *time)  # type: ignore[arg-type]
             sides.append(Stream(job, (Port(name),), SCHEMA))
         left, right = sides
-        if self.kind == "interval":
+        sinks = {"out": Collect()}
+        if self.kind == "interval, first":
+            right = right.deduplicate(on="k", within="4 ms", uid="first")
+            sinks["first"] = Collect()
+            right.sink_to(sinks["first"], uid="f")
+        if self.kind.startswith("interval"):
             joined = left.join(right, on="k", within=f"{REACH_MS} ms", how="full", uid="join")
         elif self.kind == "ttl":
             joined = left.join(right, on="k", ttl=f"{REACH_MS} ms", how="full", uid="join")
@@ -82,7 +89,6 @@ class Machine:
             joined = left.join(right, on="k", uid="join")
         else:
             joined = left.join_as_of(right, on="k", how="left", uid="join")
-        sinks = {"out": Collect()}
         joined.sink_to(sinks["out"], uid="out")
         if self.kind == "as of, top":
             sinks["top"] = Collect()
@@ -171,6 +177,9 @@ class Machine:
             [row for row in self.rows[side] if row[2] not in self.late(side)]
             for side in ("left", "right")
         )
+        if self.kind == "interval, first":
+            passed = {row.id for row in self._rows("first")}
+            right = [row for row in right if row[2] in passed]
         if self.kind in ("as of", "as of, top"):
             return self._as_of(left, right)
         found: Counter[Any] = Counter()
@@ -185,7 +194,7 @@ class Machine:
         return found if self.kind == "equi" else found + Counter(alone.values())
 
     def _is_near(self, mine: Any, theirs: Any) -> bool:
-        at = {"interval": 1, "ttl": 3}.get(self.kind)
+        at = {"interval": 1, "interval, first": 1, "ttl": 3}.get(self.kind)
         return at is None or abs(mine[at] - theirs[at]) <= REACH_MS
 
     def _as_of(self, left: list[Any], right: list[Any]) -> Counter[Any]:

@@ -15,6 +15,7 @@ Always true here:
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +39,10 @@ class Distinct(Hooks, BatchProcess):
     handles_late: bool = True
     seen = Value("boolean")
 
+    def __init__(self, keys: Sequence[str] = ()) -> None:
+        """`keys`: the columns of the key, in rows that pass too."""
+        self.result_keys = tuple(keys)
+
     def process(self, batch: pa.RecordBatch, ctx: ColumnContext) -> pa.RecordBatch:  # type: ignore[override]
         at, count = number_values(ctx.keys)
         first = first_rows(at, count)
@@ -56,7 +61,8 @@ class DistinctWithin(Hooks, BatchProcess):
 
     passed: Map[int, bool] = Map("bigint", "boolean")
 
-    def __init__(self, within_ms: int, *, by_event: bool) -> None:
+    def __init__(self, within_ms: int, *, by_event: bool, keys: Sequence[str] = ()) -> None:
+        self.result_keys = tuple(keys)
         self._within_us = within_ms * 1000
         self._by_event = self.forgets = by_event
 

@@ -35,6 +35,7 @@ from cairn.protocol.spec import (
     OperatorSpec,
     OutletSpec,
     SinkSpec,
+    chained_lane,
 )
 
 
@@ -172,15 +173,17 @@ def _operator(
 
 def _inlets(graph: Graph, node: ProcessNode, level: Level) -> tuple[InletSpec, ...]:
     edges = {edge.inlet: edge for edge in level.edges if edge.consumer == node.uid}
+    # Rows of all inlets have a time, or none have.
+    is_timed = all(edge.event_time for edge in edges.values() if edge.way != "broadcast")
     found = []
     for index, inlet in enumerate(node.inlets):
         edge = edges.get(index)
-        time = inlet_time(graph, node, inlet) if edge is None else None
+        time = inlet_time(graph, node, inlet) if edge is None and is_timed else None
         if edge is not None and edge.event_time is not None:
             time = EventTime(edge.event_time, edge.shift_us)
         found.append(
             InletSpec(
-                lane=None if edge is None else edge.index,
+                lane=edge.index if edge is not None else chained_lane(index) if edges else None,
                 schema=graph.input_schema(inlet),
                 keys=inlet.keys,
                 event_time=None if time is None else time.column,
@@ -220,9 +223,11 @@ def _outlet(graph: Graph, port: Port, schema: pa.Schema, tap_lanes: dict[Port, i
     if port in tap_lanes:
         lanes.append(tap_lanes[port])
     operators = tuple(
-        op.uid
+        (op.uid, index)
         for op in graph.operators
-        if op.uid in graph.chained and port in graph.bare(op.inputs)
+        for index, inlet in enumerate(op.inlets)
+        if op.uid in graph.chained or (op.uid, index) in graph.chained_inlets
+        if port in graph.bare(inlet.ports)
     )
     return OutletSpec(port.tag, schema, sinks, tuple(lanes), operators)
 

@@ -102,7 +102,9 @@ class Graph:
     chaining: bool = True
     """Operators that need no shuffle run in the process of those that feed them."""
     chained: frozenset[str] = frozenset()
-    """The operators and sinks that do."""
+    """The operators and sinks that do, with all their rows."""
+    chained_inlets: frozenset[tuple[str, int]] = frozenset()
+    """The inlets of other operators that get their rows there, by uid and index."""
 
     @property
     def source_names(self) -> list[str]:
@@ -223,9 +225,16 @@ def build_graph(
         )
     nodes, returns = returns_of(nodes)
     graph = Graph(name, group_count, sources, nodes, chaining=chaining)
-    level_of, chained = _levels(graph, consumers)
+    in_loops = {back.operator for back in returns}
+    level_of, chained, inlets = _levels(graph, consumers, in_loops)
     nodes, returns = _apart(graph, level_of, returns)
-    graph = replace(graph, nodes=nodes, returns=returns, chained=frozenset(chained))
+    graph = replace(
+        graph,
+        nodes=nodes,
+        returns=returns,
+        chained=frozenset(chained),
+        chained_inlets=frozenset(inlets),
+    )
     edges: list[Edge] = []
     for uid in level_of:
         if uid not in chained:
@@ -266,17 +275,16 @@ def _consumer(graph: Graph, uid: str) -> Consumer:
     return node
 
 
-def _levels(graph: Graph, consumers: Sequence[Consumer]) -> tuple[dict[str, int], set[str]]:
-    """The level of each, and which of them are chained."""
+def _levels(
+    graph: Graph, consumers: Sequence[Consumer], in_loops: set[str]
+) -> tuple[dict[str, int], set[str], set[tuple[str, int]]]:
+    """Return the level of each, those that are chained, and the chained inlets of others."""
     level_of: dict[str, int] = {}
     chained: set[str] = set()
+    inlets: set[tuple[str, int]] = set()
     for node in consumers:
         ports = graph.bare(node.inputs)
-        before = {
-            _level_of_origin(graph, each, level_of)
-            for port in ports
-            for each in _partial_inputs(graph, port)
-        }
+        before = _levels_before(graph, ports, level_of)
         if (
             len(before) == 1
             and all(isinstance(graph.nodes[port.node], ProcessNode) for port in ports)
@@ -284,9 +292,48 @@ def _levels(graph: Graph, consumers: Sequence[Consumer]) -> tuple[dict[str, int]
         ):
             chained.add(node.uid)
             level_of[node.uid] = max(before)
-        else:
-            level_of[node.uid] = 1 + max(before)
-    return level_of, chained
+            continue
+        level_of[node.uid] = 1 + max(before)
+        if isinstance(node, ProcessNode) and node.uid not in in_loops:
+            level, mine = _find_chained_inlets(graph, node, level_of)
+            level_of[node.uid] = level
+            inlets |= {(node.uid, index) for index in mine}
+    return level_of, chained, inlets
+
+
+def _levels_before(graph: Graph, ports: Sequence[Port], level_of: dict[str, int]) -> set[int]:
+    return {
+        _level_of_origin(graph, each, level_of)
+        for port in ports
+        for each in _partial_inputs(graph, port)
+    }
+
+
+def _find_chained_inlets(
+    graph: Graph, node: ProcessNode, level_of: dict[str, int]
+) -> tuple[int, list[int]]:
+    """Return the level of an operator of connected streams, and the inlets chained to others.
+
+    These get their rows from operators of that level which have the same key. The rows of the
+    other inlets, at least one, come by a shuffle into the same level.
+    """
+    level = level_of[node.uid]
+    takes_any_order = not hooks_of(node.function).wants_order
+    has_ways = all(inlet.way == "keyed" for inlet in node.inlets)
+    if len(node.inlets) < 2 or not (graph.chaining and takes_any_order and has_ways):
+        return level, []
+    before = [_levels_before(graph, graph.bare(each.ports), level_of) for each in node.inlets]
+    mine = [
+        index
+        for index, inlet in enumerate(node.inlets)
+        if before[index] == {level - 1}
+        and _have_key(graph, inlet, key_types(graph, node.inlets))
+        and not _is_text_time(graph, inlet.ports)
+    ]
+    others = [max(each) for index, each in enumerate(before) if index not in mine]
+    if not mine or not others or max(others) >= level - 1:
+        return level, []
+    return level - 1, mine
 
 
 def _partial_inputs(graph: Graph, port: Port) -> tuple[Port, ...]:
@@ -340,7 +387,14 @@ def _has_same_key(graph: Graph, node: ProcessNode) -> bool:
     inlet = node.inlets[0]
     if len(node.inlets) > 1 or inlet.way != "keyed" or hooks_of(node.function).wants_order:
         return False
-    types = key_types(graph, node.inlets)
+    return _have_key(graph, inlet, key_types(graph, node.inlets))
+
+
+def _have_key(graph: Graph, inlet: Inlet, types: tuple[pa.DataType, ...]) -> bool:
+    """True if operators emit all rows of an inlet in the subtask that has their key."""
+    schema = graph.input_schema(inlet)
+    if tuple(schema.field(name).type for name in inlet.keys) != types:
+        return False
     for port in inlet.ports:
         feeding = graph.nodes[port.node]
         if not isinstance(feeding, ProcessNode) or port.tag is not None:
@@ -378,13 +432,15 @@ def _edges(graph: Graph, node: Consumer, first: int, level: int) -> list[Edge]:
     times = [inlet_time(graph, node, inlet) for inlet in inlets]
     # Rows of several inputs come in one order, so all of them tell their time or none does.
     is_timed = all(t for t, i in zip(times, inlets, strict=True) if i.way != "broadcast")
-    edges = []
+    edges: list[Edge] = []
     for index, (inlet, time) in enumerate(zip(inlets, times, strict=True)):
+        if (node.uid, index) in graph.chained_inlets:
+            continue
         if not is_timed and inlet.way != "broadcast":
             time = None
         edges.append(
             Edge(
-                index=first + index,
+                index=first + len(edges),
                 consumer=node.uid,
                 inputs=graph.bare(inlet.ports),
                 keys=inlet.keys,

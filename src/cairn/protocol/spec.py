@@ -36,8 +36,17 @@ class OutletSpec:
     schema: pa.Schema
     sinks: tuple[str, ...]
     lanes: tuple[int, ...]
-    operators: tuple[str, ...] = ()
-    """Chained operators: they get the rows in the slot, without a shuffle."""
+    operators: tuple[tuple[str, int], ...] = ()
+    """Chained operators, each with the index of its inlet: they get the rows in the slot, without
+    a shuffle."""
+
+
+def chained_lane(inlet_index: int) -> int:
+    """Return the lane of an inlet that is chained, of an operator that has others.
+
+    Rows of connected streams are told apart by their lanes, so it has one. No row travels in it.
+    """
+    return -1 - inlet_index
 
 
 @dataclass(frozen=True)
@@ -45,7 +54,7 @@ class InletSpec:
     """An input of an operator."""
 
     lane: int | None
-    """None when the rows come from an operator of the same level."""
+    """When the rows come from an operator of the same level: None, or a `chained_lane`."""
     schema: pa.Schema
     keys: tuple[str, ...] = ()
     event_time: str | None = None
@@ -53,7 +62,12 @@ class InletSpec:
     """The name, if there are several: `on_<name>` handles the rows."""
     way: Literal["keyed", "spread", "broadcast"] = "keyed"
     shift_us: int = 0
-    """Added to the event time. Without a lane, the slot reads event time from the column."""
+    """Added to the event time. If it is chained, the slot reads event time from the column."""
+
+    @property
+    def is_chained(self) -> bool:
+        """True if the rows come from an operator of the same level."""
+        return self.lane is None or self.lane < 0
 
     @property
     def late_tag(self) -> str:
@@ -195,7 +209,8 @@ class LevelSpec:
     @property
     def lanes_in(self) -> tuple[int, ...]:
         """The lanes whose rows are consumed here."""
-        lanes = [inlet.lane for op in self.operators for inlet in op.inlets]
+        inlets = [inlet for op in self.operators for inlet in op.inlets]
+        lanes = [inlet.lane for inlet in inlets if not inlet.is_chained]
         lanes += [sink.lane for sink in self.sinks]
         lanes += [feedback.lane for feedback in self.feedbacks]
         return tuple(lane for lane in lanes if lane is not None)

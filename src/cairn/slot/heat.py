@@ -108,7 +108,7 @@ class Heat:
             rows = rows.take(pa.array(places))
         lanes = rows.field("lane").to_numpy()
         for index, inlet in enumerate(self._inlets):
-            assert inlet.lane is not None, "connected inputs come through shuffles"
+            assert inlet.lane is not None, "connected inputs have lanes"
             theirs = np.flatnonzero(lanes == inlet.lane)
             if len(theirs):
                 self._keep_of(index, rows.field(lane_name(inlet.lane)), theirs)

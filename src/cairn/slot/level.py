@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -152,7 +153,10 @@ class LevelRuntime:
         for operator in self.operators:
             for outlet, outlet_spec in zip(operator.outlets, operator.spec.outlets, strict=True):
                 outlet.targets += [self.sinks[uid].write for uid in outlet_spec.sinks]
-                outlet.targets += [by_uid[uid].take for uid in outlet_spec.operators]
+                outlet.targets += [
+                    partial(by_uid[uid].take, inlet_index=index)
+                    for uid, index in outlet_spec.operators
+                ]
                 outlet.targets += [self._lane_target(lane) for lane in outlet_spec.lanes]
         self._newest = Token(-1, -1, Execution())
         self._begin: Begin | None = None
@@ -405,7 +409,8 @@ class LevelRuntime:
             if theirs.num_rows:
                 times = theirs["time"] if broadcast.event_time else None
                 operator.run_broadcast(times, self.spec.incoming.open(theirs, _lane(broadcast)))
-        mine = self._in_lanes(batch, *(inlet.lane for inlet in spec.row_inlets))
+        shuffled = [inlet for inlet in spec.row_inlets if not inlet.is_chained]
+        mine = self._in_lanes(batch, *(inlet.lane for inlet in shuffled))
         if not mine.num_rows:
             return
         self._run_returned(operator)
@@ -415,9 +420,9 @@ class LevelRuntime:
             _lane(inlet): self.spec.incoming.open(
                 mine, _lane(inlet), in_declared_types=bool(self._returns[spec.uid])
             )
-            for inlet in spec.row_inlets
+            for inlet in shuffled
         }
-        rows = mix_lanes(mine[LANE], parts) if main.name else parts[_lane(main)]
+        rows = mix_lanes(mine[LANE], parts, spec.row_inlets) if main.name else parts[_lane(main)]
         operator.run(_groups(mine), mine["time"] if main.event_time else None, rows)
 
     def _in_lanes(self, batch: pa.RecordBatch, *lanes: int | None) -> pa.RecordBatch:

@@ -52,7 +52,7 @@ from cairn.slot.dead_letters import DeadLetters
 from cairn.slot.heat import Heat
 from cairn.slot.holding import Holding, behind
 from cairn.slot.outlet import Outlet, fit
-from cairn.slot.reader import times_of
+from cairn.slot.reader import put_into_lane, times_of
 from cairn.slot.records import NO_KEY, RecordRunner
 from cairn.slot.runner import Runner, make_runner
 from cairn.slot.sifted_outlet import SiftedOutlet
@@ -371,15 +371,18 @@ class Operator:
         self.run(groups, times, rows)
         self.late_us = late_us
 
-    def take(self, batch: pa.RecordBatch) -> None:
-        """Rows of an operator of the same level that this one is chained to."""
-        inlet = self.spec.inlets[0]
+    def take(self, batch: pa.RecordBatch, *, inlet_index: int = 0) -> None:
+        """Rows of an operator of the same level that this inlet is chained to."""
+        inlet = self.spec.inlets[inlet_index]
         batch = fit(batch, inlet.schema)
         groups = np.zeros(batch.num_rows, np.int32)
         if inlet.keys:
             keys = batch.select(inlet.keys).to_struct_array()
             groups = key_groups(keys, keys.type, self.group_count).astype(np.int32)
-        self.run(pa.array(groups), times_of(batch, inlet), batch.to_struct_array())
+        rows = batch.to_struct_array()
+        if inlet.name:
+            rows = put_into_lane(rows, self.spec.row_inlets, inlet_index)
+        self.run(pa.array(groups), times_of(batch, inlet), rows)
 
     def _in_time(self, times: pa.Array) -> pa.Array | None:
         """Return the mask of rows that are not late; None if all rows are in time."""
@@ -397,7 +400,7 @@ class Operator:
             return
         if self.spec.inlets[0].name:
             for lane, outlet in self.late.items():
-                assert lane is not None, "connected inputs come through shuffles"
+                assert lane is not None, "connected inputs have lanes"
                 theirs = late.filter(pc.equal(late.field("lane"), lane)).field(lane_name(lane))
                 if len(theirs):
                     outlet.pass_on(pa.RecordBatch.from_struct_array(theirs))

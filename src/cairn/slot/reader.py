@@ -92,7 +92,7 @@ class ConnectedReader:
         made: list[Any] = [None] * len(rows)
         keys: list[Any] = [None] * len(rows)
         for index, (lane, reader) in enumerate(zip(self._lanes, self._readers, strict=True)):
-            assert lane is not None, "connected inputs come through shuffles"
+            assert lane is not None, "connected inputs have lanes"
             places = np.flatnonzero(lanes == lane)
             found = reader.read(rows.field(lane_name(lane)).take(pa.array(places)))
             for place, row, key in zip(places.tolist(), *found, strict=True):
@@ -100,10 +100,20 @@ class ConnectedReader:
         return made, keys
 
 
-def mix_lanes(lanes: pa.Array, rows: Mapping[int, pa.StructArray]) -> pa.StructArray:
-    """Return rows of several lanes in the form that a ConnectedReader reads."""
-    names = ["lane", *map(lane_name, rows)]
-    return pa.StructArray.from_arrays([lanes, *rows.values()], names=names)
+def mix_lanes(
+    lanes: pa.Array, rows: Mapping[int, pa.StructArray], inlets: Sequence[InletSpec] = ()
+) -> pa.StructArray:
+    """Return rows of several lanes in the form that a ConnectedReader reads.
+
+    `inlets` without a row in `rows`, because they are chained, have a column of nulls.
+    """
+    columns = dict(rows)
+    for inlet in inlets:
+        assert inlet.lane is not None, "connected inputs have lanes"
+        if inlet.lane not in columns:
+            columns[inlet.lane] = pa.nulls(len(lanes), pa.struct(list(inlet.schema)))
+    names = ["lane", *map(lane_name, columns)]
+    return pa.StructArray.from_arrays([lanes, *columns.values()], names=names)
 
 
 def split_lanes(
@@ -113,7 +123,7 @@ def split_lanes(
     lanes = rows.field("lane").to_numpy()
     found: list[tuple[pa.Array | None, pa.StructArray] | None] = []
     for inlet in inlets:
-        assert inlet.lane is not None, "connected inputs come through shuffles"
+        assert inlet.lane is not None, "connected inputs have lanes"
         is_mine = lanes == inlet.lane
         count = int(np.count_nonzero(is_mine))
         if not count:
@@ -134,7 +144,7 @@ def put_into_lane(rows: pa.StructArray, inlets: Sequence[InletSpec], target: int
     columns = [pa.array(np.full(len(rows), lane, np.int32))]
     names = ["lane"]
     for inlet in inlets:
-        assert inlet.lane is not None, "connected inputs come through shuffles"
+        assert inlet.lane is not None, "connected inputs have lanes"
         struct = pa.struct(list(inlet.schema))
         columns.append(rows if inlet.lane == lane else pa.nulls(len(rows), struct))
         names.append(lane_name(inlet.lane))

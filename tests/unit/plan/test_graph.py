@@ -176,7 +176,10 @@ def test_what_operators_of_one_level_are_united_into_runs_beside_them(job: Job) 
     assert layout(graph) == [(["a", "b", "of_a", "of_both"], ["out"], [0, 1], [])]
     assert graph.chained == {"of_a", "of_both", "out"}
     (level,) = spec_of(graph).levels
-    fed = {op.uid: (op.outlets[0].operators, op.outlets[0].sinks) for op in level.operators}
+    fed = {
+        op.uid: (tuple(uid for uid, _ in op.outlets[0].operators), op.outlets[0].sinks)
+        for op in level.operators
+    }
     assert fed == {
         "a": (("of_a", "of_both"), ("out",)), "b": (("of_both",), ("out",)),
         "of_a": (("of_both",), ("out",)), "of_both": ((), ()),
@@ -429,7 +432,7 @@ def test_an_operator_with_the_key_of_the_join_before_it_has_no_shuffle(job: Job)
     assert layout(graph) == [(["join", "best", "last"], [], [0, 1], [])]
     assert graph.chained == {"best", "last"}
     outlet = spec_of(graph).levels[0].operators[0].outlets[0]
-    assert (outlet.operators, outlet.lanes) == (("best", "last"), ())
+    assert (outlet.operators, outlet.lanes) == ((("best", 0), ("last", 0)), ())
 
 
 def test_an_operator_with_another_key_than_the_join_has_a_shuffle(job: Job) -> None:
@@ -449,6 +452,40 @@ def test_a_key_that_the_join_has_widened_is_in_another_group(job: Job) -> None:
     trades.join_as_of(rates, on={"k": "id"}, uid="wide").top(1, by="t", per="k", uid="a")
     rates.join_as_of(trades, on={"id": "k"}, uid="narrow").top(1, by="at", per="id", uid="b")
     assert job.graph().chained == {"a"}
+
+
+def test_a_join_is_in_the_level_of_a_side_with_its_key(job: Job) -> None:
+    trades, rates = trades_and_rates(job)
+    first = rates.deduplicate(on="id", within="10 seconds", uid="first")
+    trades.join(first, on={"k": "id"}, within="10 seconds", uid="join")
+    graph = job.graph()
+    # The rows of the other side come by a shuffle of their own.
+    assert layout(graph) == [(["first", "join"], [], [0, 1], [])]
+    assert [(edge.consumer, edge.inlet) for edge in graph.edges] == [("first", 0), ("join", 0)]
+    assert (graph.chained, graph.chained_inlets) == (set(), {("join", 1)})
+    first_spec, join_spec = spec_of(graph).levels[0].operators
+    assert first_spec.outlets[0].operators == (("join", 1),)
+    assert [inlet.is_chained for inlet in join_spec.inlets] == [False, True]
+    assert [inlet.event_time for inlet in join_spec.inlets] == ["t", "at"]
+
+
+def test_a_join_is_in_a_later_level_if_rows_of_its_other_side_come_then(job: Job) -> None:
+    trades, rates = trades_and_rates(job)
+    other = process(trades, "late", TIMED, key="t")
+    first = rates.deduplicate(on="id", within="10 seconds", uid="first")
+    other.join(first, on={"k": "id"}, within="10 seconds", uid="join")
+    trades.join(first, on={"t": "at"}, ttl="10 seconds", uid="other")
+    graph = job.graph()
+    assert graph.level_of("join") == graph.level_of("other") == 1
+    assert not graph.chained_inlets
+
+
+def test_a_side_of_a_join_with_a_narrower_key_has_a_shuffle(job: Job) -> None:
+    # Key groups are hashes of values and types: the wider type of the two is hashed.
+    trades, rates = trades_and_rates(job, "int")
+    first = rates.deduplicate(on="id", uid="first")
+    trades.join(first, on={"k": "id"}, uid="join")
+    assert not job.graph().chained_inlets
 
 
 def test_without_chaining_an_operator_with_the_same_key_has_a_shuffle(job: Job) -> None:

@@ -57,4 +57,4 @@ def alignment_ms(
 
 def is_chained(operator: OperatorSpec) -> bool:
     """True if all rows come from operators of the same level."""
-    return all(inlet.lane is None for inlet in operator.inlets)
+    return all(inlet.is_chained for inlet in operator.inlets)
