@@ -316,6 +316,12 @@ class ColumnTable(Table):
             self._default = (default, self._form.split(default))
         return self._default[1]
 
+    def groups_of(self, keys: pa.Array) -> Ints:
+        """Return the key group of each key. FunctionError if another subtask owns one."""
+        groups: Ints = key_groups(keys, self.keys.arrow, self._group_count)
+        self.check_owned(keys, groups)
+        return groups
+
     def _place(
         self, names: Sequence[pa.Array], positions: Ints, missing: Ints, groups: Ints | None
     ) -> Ints:
@@ -325,9 +331,8 @@ class ColumnTable(Table):
             names = [array.take(rows) for array in names]
             groups = None if groups is None else groups[missing]
         if groups is None:
-            groups = key_groups(names[0], self.keys.arrow, self._group_count)
             # Before they are added: a name that has a position is not checked again.
-            self.check_owned(names[0], groups)
+            groups = self.groups_of(names[0])
         placed, firsts = self._index.add(names)
         count = len(self._index)
         if len(firsts):

@@ -13,6 +13,7 @@ from typing import Any, NoReturn, TypeAlias
 
 import pyarrow as pa
 
+from cairn.backends.columnar.name_parts import Ints
 from cairn.backends.columnar.row_table import RowTable
 from cairn.backends.columnar.table import Bools, ColumnTable
 from cairn.backends.contract import Backend
@@ -154,11 +155,18 @@ class ColumnMapHandle(_ByBatch, Map[Any, Any]):
         table = self._table
         return table.read(table.find([keys, self._typed.entries(entries, len(keys))]))
 
-    def put_many(self, keys: Input, entries: Input, values: Input) -> None:
+    def put_many(
+        self, keys: Input, entries: Input, values: Input, groups: Ints | None = None
+    ) -> None:
+        """Set entries; null deletes. `groups` are the key groups, from `groups_of`, if known."""
         keys = self._typed.keys(keys)
         entries = self._typed.entries(entries, len(keys))
         values = self._typed.values(values, len(keys))
-        self._table.write([keys, entries], values, _is_live(values))
+        self._table.write([keys, entries], values, _is_live(values), groups=groups)
+
+    def groups_of(self, keys: Input) -> Ints:
+        """Return the key group of each key; FunctionError if another subtask owns one."""
+        return self._table.groups_of(self._typed.keys(keys))
 
     def of_keys(self, keys: Input) -> tuple[pa.Array, pa.Array, pa.Array]:
         return self._table.entries_of(self._typed.keys(keys))

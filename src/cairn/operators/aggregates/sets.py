@@ -217,12 +217,18 @@ class ValueSets:
         self, bags: Sequence[Bag], keys: pa.Array, starts: Ints | None, held: list[Columns]
     ) -> None:
         """Add bags of numbered keys (of windows that start then) to state and accumulators."""
+        groups: Ints | None = None
         for (index, part, name), bag in zip(self._sets, bags, strict=True):
             if len(bag.at):
-                change = self._write(self._handles[name], bag, keys, starts)
+                if groups is None:
+                    # A key has many values, and there are several maps: it is hashed once.
+                    groups = self._handles[name].groups_of(keys)
+                change = self._write(self._handles[name], bag, keys, groups, starts)
                 part.update(held[index], change, _Finder(self, name, keys, starts).find)
 
-    def _write(self, handle: MapHandle, bag: Bag, keys: pa.Array, starts: Ints | None) -> Change:
+    def _write(
+        self, handle: MapHandle, bag: Bag, keys: pa.Array, groups: Ints, starts: Ints | None
+    ) -> Change:
         at = pa.array(bag.at)
         names = keys.take(at)
         entries = bag.values
@@ -231,11 +237,13 @@ class ValueSets:
         before = plain(handle.get_many(names, entries))
         after = before + bag.counts if self._weight is not None else np.ones_like(before)
         if (changed := after != before).any():
+            groups = groups[bag.at]
             if not changed.all():
-                rows = pa.array(np.flatnonzero(changed))
-                names, entries = names.take(rows), entries.take(rows)
+                rows = np.flatnonzero(changed)
+                taken = pa.array(rows)
+                names, entries, groups = names.take(taken), entries.take(taken), groups[rows]
             counts = after[changed]
-            handle.put_many(names, entries, pa.array(counts, mask=counts == 0))
+            handle.put_many(names, entries, pa.array(counts, mask=counts == 0), groups)
         return Change(bag.at, bag.values, before > 0, after > 0)
 
     def find_all(
