@@ -436,7 +436,8 @@ def _level_text(graph: JobGraph, level: GraphLevel) -> Iterator[str]:
 def _fed_text(edge: GraphEdge) -> str:
     """Describe how rows come to the first of a chain."""
     if edge.way == "chain":
-        return f"{edge.source.text} ─ chained ─>"
+        into = f", into on_{edge.input}" if edge.input else ""
+        return f"{edge.source.text} ─ chained{into} ─>"
     return _shuffle_text(edge)
 
 

@@ -467,6 +467,7 @@ def test_a_join_is_in_the_level_of_a_side_with_its_key(job: Job) -> None:
     assert first_spec.outlets[0].operators == (("join", 1),)
     assert [inlet.is_chained for inlet in join_spec.inlets] == [False, True]
     assert [inlet.event_time for inlet in join_spec.inlets] == ["t", "at"]
+    assert "first ─ chained, into on_right ─>" in job.explain()
 
 
 def test_a_join_is_in_a_later_level_if_rows_of_its_other_side_come_then(job: Job) -> None:
