@@ -5,6 +5,9 @@ smaller ones after them, so a range has few files even in an old job. A base is 
 deltas after it are larger than a multiple of it; a restore then reads a bounded multiple of the
 state. The multiple depends on the cost of a base: of state in memory all of it is written, with
 either backend, of state in RocksDB only the new files, of state in PostgreSQL only the deltas.
+
+The first delta of a state has what a base of its epoch would have: it changes nothing that was
+there before. So a large one is compared with the deltas after it, and is not written once more.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from cairn.storage.manifest import FileRef
 FAN_IN = 10
 BASE_RATIO = {"heap": 4.0, "rocksdb": 0.5, "postgres": 0.0}
 BASE_BYTES_MIN = 4 * 1024 * 1024
+WHOLE_BYTES_MIN = 4 * 1024 * 1024
+"""A first delta of at least this size, of state in memory, counts as a base."""
 
 
 def base_ratio(backend: str) -> float:
@@ -43,12 +48,15 @@ def due(files: Sequence[FileRef], backend: str = "heap") -> Compaction | None:
             base_bytes += ref.length + ref.objects_bytes
             if ref.format != "rocksdb" and not is_external:
                 backend = "heap"
+    is_whole = not base_bytes and _is_whole(files, backend)
+    if is_whole:
+        base_bytes, delta_bytes = files[0].length, delta_bytes - files[0].length
     if delta_bytes > base_bytes_min() and delta_bytes > base_ratio(backend) * base_bytes:
         return Compaction("base", len(files), 0)
     merge = None
     tier = in_tier = 0
     for count, ref in enumerate(reversed(files), start=1):
-        if ref.kind == "base":
+        if ref.kind == "base" or (is_whole and count == len(files)):
             break
         # Smaller files are merged with larger ones: newer files, among them always the newest
         # delta, and older ones that a change of parallelism has left in between.
@@ -62,3 +70,8 @@ def due(files: Sequence[FileRef], backend: str = "heap") -> Compaction | None:
         if in_tier >= FAN_IN:
             merge = Compaction("merge", count, tier + 1)
     return merge
+
+
+def _is_whole(files: Sequence[FileRef], backend: str) -> bool:
+    """True if the oldest file, a delta, is as good as a base."""
+    return bool(files) and files[0].length >= WHOLE_BYTES_MIN and kind_of(backend) == "heap"

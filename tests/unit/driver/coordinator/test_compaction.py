@@ -7,7 +7,7 @@ import random
 import msgspec
 import pytest
 
-from cairn.driver.coordinator.compaction import BASE_BYTES_MIN, FAN_IN, due
+from cairn.driver.coordinator.compaction import BASE_BYTES_MIN, FAN_IN, WHOLE_BYTES_MIN, due
 from cairn.driver.coordinator.ranges import advance, apply_compaction, ranges_for
 from cairn.protocol.messages import Compacted, Compaction, OperatorAck
 from cairn.storage.files import Kind, StateFile
@@ -65,6 +65,16 @@ def test_a_base_is_due_when_deltas_outgrow_it() -> None:
     assert due(grown) == Compaction("base", 2, 0)
     assert due([base(BASE_BYTES_MIN), *grown]) is None
     assert due([base(BASE_BYTES_MIN // 8), *grown]) == Compaction("base", 3, 0)
+
+
+def test_a_large_first_delta_is_not_written_once_more_as_a_base() -> None:
+    large = deltas(1, length=WHOLE_BYTES_MIN)
+    assert due(large) is None
+    assert due([*large, *deltas(4, length=WHOLE_BYTES_MIN)]) is None
+    assert due([*large, *deltas(5, length=WHOLE_BYTES_MIN)]) == Compaction("base", 6, 0)
+    assert due([*large, *deltas(FAN_IN)]) == Compaction("merge", FAN_IN, 1)
+    # A base in RocksDB costs less: later ones share its files.
+    assert due([*large, *deltas(1)], "rocksdb") == Compaction("base", 2, 0)
 
 
 def test_a_small_state_needs_no_base() -> None:
