@@ -35,7 +35,7 @@ from cairn.protocol.spec import (
     OperatorSpec,
     OutletSpec,
     SinkSpec,
-    chained_lane,
+    lane_of_chained,
 )
 
 
@@ -183,7 +183,7 @@ def _inlets(graph: Graph, node: ProcessNode, level: Level) -> tuple[InletSpec, .
             time = EventTime(edge.event_time, edge.shift_us)
         found.append(
             InletSpec(
-                lane=edge.index if edge is not None else chained_lane(index) if edges else None,
+                lane=edge.index if edge is not None else lane_of_chained(index) if edges else None,
                 schema=graph.input_schema(inlet),
                 keys=inlet.keys,
                 event_time=None if time is None else time.column,

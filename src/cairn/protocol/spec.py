@@ -41,7 +41,7 @@ class OutletSpec:
     a shuffle."""
 
 
-def chained_lane(inlet_index: int) -> int:
+def lane_of_chained(inlet_index: int) -> int:
     """Return the lane of an inlet that is chained, of an operator that has others.
 
     Rows of connected streams are told apart by their lanes, so it has one. No row travels in it.
@@ -54,7 +54,7 @@ class InletSpec:
     """An input of an operator."""
 
     lane: int | None
-    """When the rows come from an operator of the same level: None, or a `chained_lane`."""
+    """None, or a `lane_of_chained`, if the rows come from an operator of the same level."""
     schema: pa.Schema
     keys: tuple[str, ...] = ()
     event_time: str | None = None
