@@ -59,7 +59,7 @@ def spread_of(store: Store, epoch: Epoch, operator: str | None, group_count: int
         for index, part in enumerate(parts)
     ]
     stored, is_exact = _count_stored_rows(store, parts, group_count)
-    # Of an operator with a parallelism of its own, the other subtasks own nothing.
+    # The other subtasks own nothing: the operator has a parallelism of its own.
     owners = [index for index, part in enumerate(parts) if part.group_count]
     return {
         **facts,
