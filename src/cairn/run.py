@@ -364,7 +364,8 @@ class Run:
             self._lives.raise_error(again=False)
 
     def __repr__(self) -> str:
-        newest = self._engine.coordinator.newest
+        life = self._lives.life
+        newest = None if life is None else life.engine.coordinator.newest
         at = "no epoch yet" if newest is None else f"epoch {newest.number}"
         return f"<run of {self.name}: {self.status}, {at}>"
 

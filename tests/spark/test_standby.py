@@ -272,6 +272,7 @@ def test_a_standby_with_another_program_shows_its_refusal_and_never_leads(
         "ha": "store:?lease=1s",
         "trigger": "50 milliseconds",
         "parallelism": 2,
+        "retained_epochs": 100,
     }
     source = undisturbed.source
     other = build(spark, source.folder, tmp_path, OtherLedger())

@@ -88,6 +88,10 @@ class KubernetesLeadership:
         assert self._member is not None, "campaign sets the member"
         try:
             self._write_standby(self._member)
+        except Exception as error:
+            # Only what the others see of this member: it must not keep the job down.
+            logger.debug("the lease of a standby was not renewed: %s", describe(error))
+        try:
             grant = self._try(self._member)
         except ConflictError:
             self._seen.pop(self.name, None)
