@@ -74,15 +74,31 @@ def comparisons() -> str:
             "an empty `foreachBatch`",
             f"takes {result('epoch_overhead')['of_bare']:.2f} × as long",
         ),
-        _hot_standby(),
+        _hot_standby() or _first_epoch(),
     ]
     return _table(("task", "peer", "cairn against the peer"), rows)
 
 
-def _hot_standby() -> Row:
+def _first_epoch() -> Row:
+    return (
+        "From `python quickstart.py` to the first epoch",
+        "PySpark with one `mapInArrow` batch",
+        f"takes {result('first_epoch')['of_bare']:.2f} × as long",
+    )
+
+
+def _failover_cases() -> list[dict[str, Any]]:
+    """Return what was measured of fail-overs; nothing before the first measurement."""
+    is_measured = (HERE / "results" / "failover.json").exists()
+    return list(result("failover")["cases"]) if is_measured else []
+
+
+def _hot_standby() -> Row | None:
     """Return the README's row of the hot standby with the most state in memory."""
-    cases = [case for case in result("failover")["cases"] if case["group"] == "zookeeper"]
-    hot = max((case for case in cases if _is(case, "heap", "hot")), key=_keys)
+    cases = [case for case in _failover_cases() if case["group"] == "zookeeper"]
+    hot = max((case for case in cases if _is(case, "heap", "hot")), key=_keys, default=None)
+    if hot is None:
+        return None
     return (
         f"From SIGKILL of the driver to the next epoch, {_millions(hot['keys'])} keys, hot standby",
         "a restart at once",
@@ -100,7 +116,7 @@ def _keys(case: dict[str, Any]) -> int:
 
 def failovers() -> str:
     """Return the table of fail-overs: seconds of detection and of start, for each standby."""
-    cases = result("failover")["cases"]
+    cases = _failover_cases()
     found = {(case["backend"], case["keys"], case["group"], case["kind"]): case for case in cases}
     rows = []
     for backend, keys in sorted({(case["backend"], case["keys"]) for case in cases}):
@@ -117,7 +133,7 @@ def failovers() -> str:
                     )
                 )
     head = ("state", "leadership", "cold restart", "warm standby", "hot standby")
-    return _table(head, rows)
+    return _table(head, rows) if rows else "Not measured yet."
 
 
 def _gap(case: dict[str, Any] | None) -> str:
@@ -273,21 +289,25 @@ def _snapshots() -> list[Row]:
             ", ".join(f"{facts['seconds']:.2f} × ({name})" for name, facts in aged.items()),
             "`bench/recovery.py`",
         ),
-        _fail_over(),
+        *_fail_over(),
     ]
 
 
-def _fail_over() -> Row:
+def _fail_over() -> list[Row]:
+    if not _failover_cases():
+        return []
     measured = result("failover")
     ratio, total_s = measured["of_cold"], measured["total_s_max"]
     largest = _millions(max(case["keys"] for case in measured["cases"]))
-    return (
-        f"From SIGKILL of the driver to the next epoch, up to {largest} keys, with a session "
-        f"of {measured['session']}: hot standby, warm standby",
-        f"{ratio['hot']:.2f} × and {ratio['warm']:.2f} × a restart at once; at most "
-        f"{total_s['hot']:.1f} s and {total_s['warm']:.1f} s",
-        "`bench/failover.py`",
-    )
+    return [
+        (
+            f"From SIGKILL of the driver to the next epoch, up to {largest} keys, with a session "
+            f"of {measured['session']}: hot standby, warm standby",
+            f"{ratio['hot']:.2f} × and {ratio['warm']:.2f} × a restart at once; at most "
+            f"{total_s['hot']:.1f} s and {total_s['warm']:.1f} s",
+            "`bench/failover.py`",
+        )
+    ]
 
 
 def _outside() -> list[Row]:
