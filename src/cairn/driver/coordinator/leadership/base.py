@@ -39,7 +39,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sign(NamedTuple):
-    """What a driver renews while it lives, as somebody from outside reads it."""
+    """The record that a driver renews while it lives, as a reader outside of the group sees it."""
 
     version: Any
     """Another one after each renewal."""
