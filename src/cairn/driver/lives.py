@@ -335,6 +335,7 @@ class Lives(Generic[L]):
             standby: Standby | None = None
             grant: Grant | None = None
             try:
+                self._check_stopping()  # Also between two tries that fail.
                 if self._leadership is not None:
                     standby = self._stand_by()
                     grant = self._grant

@@ -281,6 +281,27 @@ def test_a_driver_that_has_led_stays_a_standby_while_the_store_is_away(
         led.lives.wait(10)
 
 
+@pytest.mark.parametrize("restart", ["none", "exponential(1 ms, 1 ms)"])
+def test_a_driver_can_be_stopped_while_the_store_is_away(
+    monkeypatch: pytest.MonkeyPatch, restart: str
+) -> None:
+    world = World(monkeypatch, ha="fake:", restart=restart)
+    world.group.may_lead.release()
+    world.lives.begin()
+    world.await_life()
+    has_failed = threading.Event()
+
+    def make(*options: Any) -> Any:
+        has_failed.set()
+        raise OSError("the store is away")
+
+    monkeypatch.setattr(module, "Standby", make)
+    world.group.grants[0].lost.set()
+    assert has_failed.wait(10)
+    world.lives.stop()
+    assert world.lives.ended.is_set() and world.lives.status == "stopped"
+
+
 def test_a_standby_that_becomes_the_leader_describes_itself_once(led: World) -> None:
     """The thread that describes the standby must not write over what the leader has written."""
     leading = led.group.updates[-1]
