@@ -68,6 +68,8 @@ class Edge:
     way: Way = "keyed"
     inlet: int = 0
     """Index of the consumer's inlet."""
+    parallelism: int = 0
+    """The largest number of subtasks of the consumer that get rows; 0: all that the job has."""
 
 
 @dataclass(frozen=True)
@@ -327,7 +329,7 @@ def _find_chained_inlets(
         index
         for index, inlet in enumerate(node.inlets)
         if before[index] == {level - 1}
-        and _have_key(graph, inlet, key_types(graph, node.inlets))
+        and _have_key(graph, node, inlet)
         and not _is_text_time(graph, inlet.ports)
     ]
     others = [max(each) for index, each in enumerate(before) if index not in mine]
@@ -374,8 +376,23 @@ def _needs_no_shuffle(graph: Graph, node: Consumer) -> bool:
         return True
     return (
         graph.chaining
-        and (all(inlet.way == "spread" for inlet in node.inlets) or _has_same_key(graph, node))
+        and (_takes_any_place(graph, node) or _has_same_key(graph, node))
         and (hooks_of(node.function).ignores_time or not _is_text_time(graph, node.inputs))
+    )
+
+
+def _takes_any_place(graph: Graph, node: ProcessNode) -> bool:
+    """True if the operator has no keys, and may run in the subtasks of those that feed it."""
+    if any(inlet.way != "spread" for inlet in node.inlets):
+        return False
+    return not node.parallelism or _have_its_bound(graph, node)
+
+
+def _have_its_bound(graph: Graph, node: ProcessNode) -> bool:
+    """True if all operators that feed it run in as many subtasks as it does."""
+    feeding = (graph.nodes[port.node] for port in graph.bare(node.inputs))
+    return all(
+        isinstance(each, ProcessNode) and each.parallelism == node.parallelism for each in feeding
     )
 
 
@@ -387,17 +404,20 @@ def _has_same_key(graph: Graph, node: ProcessNode) -> bool:
     inlet = node.inlets[0]
     if len(node.inlets) > 1 or inlet.way != "keyed" or hooks_of(node.function).wants_order:
         return False
-    return _have_key(graph, inlet, key_types(graph, node.inlets))
+    return _have_key(graph, node, inlet)
 
 
-def _have_key(graph: Graph, inlet: Inlet, types: tuple[pa.DataType, ...]) -> bool:
+def _have_key(graph: Graph, node: ProcessNode, inlet: Inlet) -> bool:
     """True if operators emit all rows of an inlet in the subtask that has their key."""
+    types = key_types(graph, node.inlets)
     schema = graph.input_schema(inlet)
     if tuple(schema.field(name).type for name in inlet.keys) != types:
         return False
     for port in inlet.ports:
         feeding = graph.nodes[port.node]
         if not isinstance(feeding, ProcessNode) or port.tag is not None:
+            return False
+        if feeding.parallelism != node.parallelism:
             return False
         keys = hooks_of(feeding.function).result_keys
         if keys != inlet.keys or key_types(graph, feeding.inlets) != types:
@@ -452,6 +472,7 @@ def _edges(graph: Graph, node: Consumer, first: int, level: int) -> list[Edge]:
                 wants_order=isinstance(node, ProcessNode) and hooks_of(node.function).wants_order,
                 way=inlet.way,
                 inlet=index,
+                parallelism=node.parallelism if isinstance(node, ProcessNode) else 0,
             )
         )
     return edges

@@ -481,6 +481,13 @@ def test_a_join_is_in_a_later_level_if_rows_of_its_other_side_come_then(job: Job
     assert not graph.chained_inlets
 
 
+def test_a_side_of_a_join_that_runs_in_fewer_subtasks_has_a_shuffle(job: Job) -> None:
+    trades, rates = trades_and_rates(job)
+    first = rates.deduplicate(on="id", uid="first", parallelism=1)
+    trades.join(first, on={"k": "id"}, uid="join")
+    assert not job.graph().chained_inlets
+
+
 def test_a_side_of_a_join_with_a_narrower_key_has_a_shuffle(job: Job) -> None:
     # Key groups are hashes of values and types: the wider type of the two is hashed.
     trades, rates = trades_and_rates(job, "int")
