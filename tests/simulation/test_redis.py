@@ -247,7 +247,7 @@ def test_a_restart_takes_redis_as_it_is_and_reads_only_later_deltas(tmp_path: Pa
     check_all_kept(world)
 
 
-@pytest.mark.parametrize("back", [for_soak(1), 4])
+@pytest.mark.parametrize("back", [for_soak(1), for_soak(2), 4])
 def test_a_job_rolled_back_below_what_is_applied_is_restored_from_the_checkpoint(
     back: int, tmp_path: Path
 ) -> None:
@@ -255,6 +255,13 @@ def test_a_job_rolled_back_below_what_is_applied_is_restored_from_the_checkpoint
     warm_up(world, 7, retained_epochs=10)
     target = list(Log(world.store).lineage())[back]
     world.rest()
+    markers = [
+        int(held[b"v"].partition(b":")[0])
+        for key, held in keys_in_redis(world).items()
+        if key.endswith(b":rows")
+    ]
+    is_ahead = min(markers) > target.number
+    assert is_ahead or back < 4
     rollback(world.store, target.number)
     second = Driver(world, parallelism=3, retained_epochs=10)
     second.start()
@@ -262,7 +269,7 @@ def test_a_job_rolled_back_below_what_is_applied_is_restored_from_the_checkpoint
     TAKEN.clear()
     for rows in (7, 0, 5, 3):
         second.run_batch(rows)
-    assert True not in TAKEN, "Redis is ahead of the epoch"
+    assert not (is_ahead and True in TAKEN), "Redis is ahead of the epoch"
     check_all_kept(world)
 
 
