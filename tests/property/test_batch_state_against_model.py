@@ -95,7 +95,7 @@ class Subject:
             delta.validate(full=True)
             self.deltas.append(delta)
         self.table.promote()
-        if self.backend_name == "postgres":
+        if self.backend_name in ("postgres", "redis"):
             write_base(self.backend, groups=range(GROUP_COUNT))
             self.table.promote()
 
@@ -239,6 +239,7 @@ KINDS = {
     "rocksdb": ("rocksdb", 64 << 20),
     "spilled": ("rocksdb", 400),
     "postgres": ("postgres", 400),
+    "redis": ("redis", 400),
 }
 """Backend and memory."""
 LIMITS = settings(suppress_health_check=list(HealthCheck))

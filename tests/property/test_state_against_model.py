@@ -45,7 +45,7 @@ from cairn.storage.verify import verify
 from cairn.testing import ManualClock
 from cairn.types import parse_schema, parse_type
 from cairn.types.codec import codec
-from tests.backends import backend_name, make, take_to_database
+from tests.backends import SERVERS, backend_name, make, take_to_database
 from tests.marks import for_soak
 from tests.simulation.cluster import Cluster, Trouble
 from tests.simulation.world import stored_state
@@ -315,8 +315,9 @@ class Tables:
     [
         *((type_, backend) for type_ in TYPES for backend in BACKENDS),
         *(
-            (type_, "postgres") if type_ == "string" else for_soak(type_, "postgres")
+            (type_, backend) if type_ == "string" else for_soak(type_, backend)
             for type_ in TYPES
+            for backend in SERVERS
         ),
     ],
 )
@@ -488,8 +489,8 @@ def small_limits() -> Iterator[None]:
     ("columns", "backend"),
     [
         *((columns, backend) for columns in KEY_COLUMNS for backend in BACKENDS),
-        (next(iter(KEY_COLUMNS)), "postgres"),
-        *(for_soak(columns, "postgres") for columns in list(KEY_COLUMNS)[1:]),
+        *((next(iter(KEY_COLUMNS)), backend) for backend in SERVERS),
+        *(for_soak(columns, each) for columns in list(KEY_COLUMNS)[1:] for each in SERVERS),
     ],
 )
 @settings(suppress_health_check=[HealthCheck.too_slow])

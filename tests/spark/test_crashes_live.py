@@ -16,6 +16,7 @@ import pytest
 from cairn.driver.coordinator import compaction
 from cairn.slot.folders import living_slots, runtime_root
 from cairn.snapshots.rollback import rollback
+from cairn.snapshots.verify_redis import verify_redis
 from cairn.storage.log import Log
 from cairn.storage.retention import files_of
 from cairn.storage.store import open_store
@@ -181,9 +182,11 @@ def test_drivers_killed_between_a_rollback_and_the_first_epoch_after_it_change_n
         ),
         ("postgres", "slot.rows.applied"),
         *(
-            for_soak("postgres", point)
+            for_soak(backend, point)
+            for backend in ("postgres", "redis")
             for point in ("slot.restored", "slot.base.begun", "slot.base.written")
         ),
+        for_soak("redis", "slot.rows.applied"),
     ],
 )
 def test_slots_killed_while_they_restore_for_a_rescale_or_write_bases_change_nothing(
@@ -200,6 +203,29 @@ def test_slots_killed_while_they_restore_for_a_rescale_or_write_bases_change_not
     assert {"once-0", "once-1"} <= {path.name for path in tmp_path.glob("once-*")}
     assert live.run.error is None
     assert has_base(tmp_path / "checkpoint")
+    short.check(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_empty", [True, for_soak(False)])
+def test_redis_killed_and_started_again_changes_nothing(spark, short, tmp_path, bases, is_empty):
+    server = servers.RedisServer()
+    try:
+        with Live(spark, tmp_path, backend=server.url) as live:
+            live.feed(3)
+            server.kill()
+            back = threading.Timer(3, server.start, kwargs={"is_empty": is_empty})
+            back.start()
+            live.run.rescale(3)
+            live.feed(2)
+            back.join()
+            live.feed(1)
+        assert live.run.error is None
+        assert verify_redis(open_store(str(tmp_path / "checkpoint"))).damage == []
+        keys = list(server.client().scan_iter(match="cairn:*:rows"))
+        assert keys, "state is in Redis again"
+    finally:
+        server.kill()
     short.check(tmp_path)
 
 

@@ -115,6 +115,31 @@ class BaseTarget:
     """Bases of the parent epoch for this range, whose objects may be shared."""
     epoch_term: int | None = None
     """The term of the leader that committed the epoch; None: it is `term`."""
+    epoch_nonce: str = ""
+    """Names the manifest of the epoch, also among copies of the checkpoint."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The epoch that state is restored to, and who restores it."""
+
+    term: int
+    epoch: int
+    """The epoch that begins."""
+    follows: bool
+    """True: for a standby, beside the slots of the leader."""
+    descends_from: Callable[[int, str], bool]
+    """True if the state descends from the epoch with this number and nonce, or is of it."""
+
+
+class Applying(Protocol):
+    """Committed changes on their way to a database that has one version."""
+
+    def apply(self, term: int, epoch: int, nonce: str, pace: Callable[[], None]) -> None:
+        """Make its rows those of an epoch, on a background thread."""
+
+    def close(self) -> None:
+        """End its bookkeeping, applied or not. From any thread, any number of times."""
 
 
 class Base(ABC):
@@ -172,6 +197,25 @@ class Backend(ABC):
         rows and apply them instead.
         """
         return False
+
+    def begin_restore(self, origin: Origin) -> None:
+        """Prepare to load bases, for key groups that are empty."""
+
+    def is_lost(self) -> bool:
+        """True if a database has lost rows that it was given: they are to be restored."""
+        return False
+
+    def has(self, ref: FileRef, groups: range) -> bool:
+        """True if loading a base has brought the changes of this delta too."""
+        return False
+
+    def wants_apply(self) -> bool:
+        """True if committed changes are to be applied. Called once per epoch, at its begin."""
+        return False
+
+    def begin_apply(self, groups: range) -> Applying:
+        """Fix the present changes, to be applied. Not while a base is written."""
+        raise AssertionError("a backend without a database of one version")
 
     def repack(self, tables: Sequence[Table]) -> bool:
         """Move the few remaining rows of these tables close together, to free memory.

@@ -10,7 +10,7 @@ import pyarrow as pa
 from cairn.backends.cached.described import StoredState
 from cairn.storage.files import open_segment
 from cairn.storage.manifest import FileRef
-from cairn.storage.paths import EXTERNAL_SUFFIX, STATE_FOLDER
+from cairn.storage.paths import DATABASES_FOLDER, EXTERNAL_SUFFIX, STATE_FOLDER
 from cairn.storage.store import Store
 
 
@@ -47,11 +47,17 @@ def open_rows(store: Store, ref: FileRef, scratch: str) -> RowsReader:
 
 def drop_external(store: Store) -> list[str]:
     """Remove state of a checkpoint's job from databases; return what could not be reached."""
-    if not any(there.path.endswith(EXTERNAL_SUFFIX) for there in store.list(STATE_FOLDER)):
-        return []
-    from cairn.backends.postgres.collection import drop_state
+    unreached: list[str] = []
+    # Not at the top: most checkpoints need no client of a database.
+    if any(there.path.endswith(EXTERNAL_SUFFIX) for there in store.list(STATE_FOLDER)):
+        from cairn.backends.postgres.collection import drop_state
 
-    return drop_state(store)
+        unreached += drop_state(store)
+    if any(True for _ in store.list(DATABASES_FOLDER)):
+        from cairn.backends.redis.cleaning import drop_state as drop_redis_state
+
+        unreached += drop_redis_state(store)
+    return unreached
 
 
 def group_counts(store: Store, ref: FileRef) -> dict[str, dict[int, int]]:

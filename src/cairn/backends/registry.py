@@ -21,6 +21,10 @@ def is_postgres(backend: str) -> bool:
     return url_of(backend).startswith(("postgresql://", "postgres://"))
 
 
+def is_redis(backend: str) -> bool:
+    return url_of(backend).startswith(("redis://", "rediss://"))
+
+
 def _heap(directory: str, memory_bytes: int) -> Backend:
     return HeapBackend()
 
@@ -37,11 +41,13 @@ BACKENDS: dict[str, Callable[[str, int], Backend]] = {"heap": _heap, "rocksdb": 
 
 def kind_of(backend: str) -> str:
     """Return the kind of a backend: its name, or that of the database that a URL is of."""
+    if is_redis(backend):
+        return "redis"
     return "postgres" if is_postgres(backend) else backend
 
 
 def is_known(backend: str) -> bool:
-    return backend in BACKENDS or is_postgres(backend)
+    return backend in BACKENDS or kind_of(backend) in ("postgres", "redis")
 
 
 def check_url(backend: str) -> None:
@@ -50,6 +56,10 @@ def check_url(backend: str) -> None:
         from cairn.backends.postgres.link import parameters_of
 
         parameters_of(url_of(backend))
+    elif is_redis(backend):
+        from cairn.backends.redis.link import check_server
+
+        check_server(url_of(backend))
 
 
 def make_backend(
@@ -73,4 +83,9 @@ def make_backend(
         return PostgresBackend(
             directory, memory_bytes, url_of(name), job_id=job_id, operator=operator
         )
+    if is_redis(name):
+        from cairn.backends.redis.backend import RedisBackend
+
+        job_id = job_id or new_id()
+        return RedisBackend(directory, memory_bytes, url_of(name), job_id=job_id, operator=operator)
     return BACKENDS[name](directory, memory_bytes)

@@ -17,10 +17,10 @@ import msgspec
 
 from cairn.errors import CairnError
 from cairn.storage.manifest import FileRef, JobInfo
-from cairn.storage.paths import LOG_FOLDER, SAVEPOINT_PATH
+from cairn.storage.paths import DATABASES_FOLDER, LOG_FOLDER, SAVEPOINT_PATH
 from cairn.storage.removal import is_being_removed
 from cairn.storage.store import NotFoundError, Store, open_store
-from cairn.storage.verify import verify
+from cairn.storage.verify import Damage, verify
 
 
 class NoCheckpointError(CairnError):
@@ -131,19 +131,27 @@ def check_checkpoint(
 ) -> CheckReport:
     """Read and check every file of a checkpoint."""
     report = verify(store, progress, checkers=_checkers(), spark_store=spark_store)
+    damage, stale_notes = list(report.damage), list(report.stale_notes)
+    if any(True for _ in store.list(DATABASES_FOLDER)):
+        # Not at the top: most checkpoints need no redis.
+        from cairn.snapshots.verify_redis import verify_redis
+
+        checked = verify_redis(store)
+        damage += [Damage(*found) for found in checked.damage]
+        stale_notes += [Damage(*found) for found in checked.lost]
     return CheckReport(
         checkpoint=store.url,
         kind="checkpoint",
         job=report.job,
-        ok=report.ok,
+        ok=not damage,
         records=report.records,
         epochs=report.epochs,
         files=report.files,
         bytes=report.bytes,
-        damage=[Finding(d.path, d.what) for d in report.damage],
+        damage=[Finding(d.path, d.what) for d in damage],
         orphans=[OrphanFile(o.path, o.size, round(o.modified_s * 1000)) for o in report.orphans],
         stale_holds=[Finding(h.path, h.what) for h in report.stale_holds],
-        stale_notes=[Finding(n.path, n.what) for n in report.stale_notes],
+        stale_notes=[Finding(n.path, n.what) for n in stale_notes],
     )
 
 

@@ -31,7 +31,7 @@ _OPTIONS: Final = {
     ),
     "backend": typer.Option(
         help="Where slots keep state between epochs: heap, rocksdb, or the URL of a database: "
-        "postgresql://…, or env:NAME of a variable that has it."
+        "postgresql://…, redis://…, or env:NAME of a variable that has it."
     ),
     "backend_memory_mb": typer.Option(
         help="Memory of any other backend than heap, per slot and operator, in MiB."

@@ -69,8 +69,8 @@ def check_options(graph: Graph, options: Options, spark: SparkSession) -> int:
         shown = repr(options.backend) if "://" not in options.backend else "of this URL"
         raise PlanError(
             f"no backend {shown}\n"
-            f"  expected: {', '.join(BACKENDS)}, the URL of a database (postgresql://…), or "
-            "env:NAME of a variable that has it"
+            f"  expected: {', '.join(BACKENDS)}, the URL of a database "
+            "(postgresql://…, redis://…), or env:NAME of a variable that has it"
         )
     check_url(options.backend)
     if options.backend_memory_mb < BACKEND_MEMORY_MB_MIN:

@@ -58,6 +58,7 @@ _OURS: Final = (
     "cairn.backends.cached.",
     "cairn.backends.packing",
     "cairn.backends.postgres.",
+    "cairn.backends.redis.",
     "cairn.backends.rocksdb.",
     "cairn.storage.",
 )

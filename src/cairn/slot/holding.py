@@ -164,6 +164,11 @@ class Holding:
         self.groups = groups
         return missing
 
+    def give_up(self) -> None:
+        """The backend has lost rows: no version is here until all are restored."""
+        with self.lock:
+            self.version, self.pending = INCOMPLETE, None
+
     def begin_catching_up(self) -> None:
         """Undo the pending epoch. Until the later changes are applied, no version is here."""
         with self.lock:

@@ -53,6 +53,7 @@ from cairn.slot.parts import Parts
 from cairn.slot.reader import mix_lanes, put_into_lane
 from cairn.slot.redistribution import redistribute
 from cairn.slot.restore import (
+    apply_work,
     base_work,
     catch_up,
     is_ancestor,
@@ -247,6 +248,8 @@ class LevelRuntime:
         groups = holding.own(subtask, begin.parallelism, mine)
         version = mine.versions[uid]
         missing: list[range] = []
+        if holding.backend.is_lost():
+            holding.give_up()
         is_here = holding.is_at(version, groups)
         if not is_here:
             # Before anything of it changes: what is being written is of the state that was.
@@ -360,7 +363,14 @@ class LevelRuntime:
 
     def _compact(self, holding: Holding, begin: Begin, compaction: Compaction | None) -> None:
         """Start what is due, unless something of this state is under way already."""
-        if compaction is None or not self.compactor.is_free(holding.uid):
+        # Batches and rounds of a running epoch have changes that are not committed.
+        is_committed = begin.parent is not None and holding.as_of == begin.parent
+        wants_apply = is_committed and holding.backend.wants_apply()
+        if not self.compactor.is_free(holding.uid):
+            return
+        if compaction is None:
+            if wants_apply:
+                self.compactor.submit(apply_work(holding, self.store, begin))
             return
         if compaction.kind == "base":
             work = base_work(holding, self.store, begin, self.scratch)

@@ -10,13 +10,14 @@ Always true here:
 from __future__ import annotations
 
 import contextlib
+import functools
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from cairn.backends.contract import Base, BaseTarget
+from cairn.backends.contract import Base, BaseTarget, Origin
 from cairn.backends.files import RowsReader, open_rows
 from cairn.crash import crash_point
 from cairn.errors import RestoreError
@@ -52,12 +53,16 @@ def restore(
     names = holding.tables.keys() & entry.states.keys()
     revived = {n for n in names if revives(entry.states[n], holding.tables[n].declaration)}
     into = _Into(holding, epoch, begin)
+    if begin is not None:
+        holding.backend.begin_restore(_origin(store, epoch, begin))
     for part in entry.ranges:
         for ref in part.files:
             for groups in filter(None, (overlap(gap, ref.groups) for gap in missing)):
                 if ref.kind == "base" and not revived:
                     if holding.backend.load(store, ref, groups):
                         continue
+                elif ref.kind == "delta" and holding.backend.has(ref, groups):
+                    continue
                 with open_rows(store, ref, scratch) as reader:
                     for name in (names - revived) & set(reader.states):
                         for batch in reader.read(name, groups):
@@ -95,6 +100,23 @@ def catch_up(
                 for batch in reader.read(name, groups):
                     into.apply(name, batch, is_whole=False)
     return True
+
+
+def _origin(store: Store, epoch: Epoch, begin: Begin) -> Origin:
+    log = Log(store)
+
+    @functools.cache
+    def descends_from(number: int, nonce: str) -> bool:
+        try:
+            held = epoch
+            # As in `is_ancestor`.
+            while held.parent is not None and number < held.number > held.parent:
+                held = log.epoch(held.parent)
+        except RestoreError:
+            return False
+        return held.number == number and held.nonce == nonce
+
+    return Origin(begin.term, begin.epoch, begin.follows, descends_from)
 
 
 def is_ancestor(log: Log, number: int, epoch: Epoch) -> bool:
@@ -188,6 +210,7 @@ def write_base(
             if ref.kind == "base" and not ref.store
         ),
         epoch_term=parent.term,
+        epoch_nonce=parent.nonce,
     )
     crash_point("slot.base.begun")
     stored = base.write(target, pace)
@@ -203,6 +226,18 @@ def write_base(
         stored=stored,
         ms=(time.perf_counter() - started) * 1000,
     )
+
+
+def apply_work(holding: Holding, store: Store, begin: Begin) -> Work:
+    """The changes up to the parent epoch, for a database that has one version of the rows."""
+    applying = holding.backend.begin_apply(holding.groups)
+
+    def run(pace: Pace) -> None:
+        assert begin.parent is not None, "applied changes are committed"
+        parent = Log(store).epoch(begin.parent)
+        applying.apply(begin.term, parent.number, parent.nonce, pace)
+
+    return Work(holding.uid, run, applying.close)
 
 
 def merge_work(

@@ -25,6 +25,7 @@ from cairn.storage.holds import Hold, branch_hold_path, branch_of_hold, find_hol
 from cairn.storage.log import Log, job_of
 from cairn.storage.manifest import Epoch, JobInfo
 from cairn.storage.paths import (
+    DATABASES_FOLDER,
     HOLDS_FOLDER,
     JOB_PATH,
     LEADER_PATH,
@@ -52,6 +53,7 @@ _FOLDERS: Final = (
     WAL_FOLDER,
     PUBLISHED_FOLDER,
     STANDBYS_FOLDER,
+    DATABASES_FOLDER,
     *NOTE_FOLDERS,
 )
 

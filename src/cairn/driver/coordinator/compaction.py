@@ -3,8 +3,8 @@
 Merging is size-tiered: ten files of a tier become one of the next, together with the
 smaller ones after them, so a range has few files even in an old job. A base is due when the
 deltas after it are larger than a multiple of it; a restore then reads a bounded multiple of the
-state. The multiple depends on the cost of a base: of state in memory all of it is written, with
-either backend, of state in RocksDB only the new files, of state in PostgreSQL only the deltas.
+state. The multiple depends on the cost of a base: of state in memory or in Redis all of it is
+written, of state in RocksDB only the new files, of state in PostgreSQL only the deltas.
 
 The first delta of a state has what a base of its epoch would have: it changes nothing that was
 there before. So a large one is compared with the deltas after it, and is not written once more.
@@ -20,7 +20,7 @@ from cairn.protocol.messages import Compaction
 from cairn.storage.manifest import FileRef
 
 FAN_IN = 10
-BASE_RATIO = {"heap": 4.0, "rocksdb": 0.5, "postgres": 0.0}
+BASE_RATIO = {"heap": 4.0, "rocksdb": 0.5, "postgres": 0.0, "redis": 4.0}
 BASE_BYTES_MIN = 4 * 1024 * 1024
 WHOLE_BYTES_MIN = 4 * 1024 * 1024
 """A first delta of at least this size, of state in memory, counts as a base."""

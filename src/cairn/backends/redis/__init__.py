@@ -1,0 +1,1 @@
+"""State in Redis: one version, refilled from the checkpoint when Redis has lost it."""

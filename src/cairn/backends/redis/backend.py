@@ -1,0 +1,260 @@
+"""State in Redis: one version per key group, which the checkpoint can replace at any time.
+
+Changes of committed epochs stay in memory, decoded, until they are applied to Redis in the
+background (`base`). Contents that were read or changed lately stay in memory too; other keys are
+read a batch of rows at a time (see `cached.backend`). The checkpoint has all deltas and a base, as
+with state on the heap, so Redis is never the only place of a row.
+
+A restore takes the key groups in Redis as they are if their marker is an epoch from which the
+parent descends, not older than the checkpoint's base; deltas that came later are applied in
+memory. Otherwise it reads the checkpoint, and the first change replaces what Redis has.
+
+Always true here:
+- Redis gets rows of committed epochs only;
+- rows in Redis are believed as long as they have the marker that this slot knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from cairn.backends.cached.backend import CachedBackend
+from cairn.backends.cached.described import StoredState, describe_state
+from cairn.backends.cached.rows import CachedRows
+from cairn.backends.contract import Base, Origin
+from cairn.backends.heap.backend import HeapBase
+from cairn.backends.postgres.layout import state_number
+from cairn.backends.redis.base import Applying, RedisBase, counts_of
+from cairn.backends.redis.database import RedisDatabase
+from cairn.backends.redis.link import Link, address_of
+from cairn.backends.redis.writer import Claimed, Counts, Writer, claim
+from cairn.errors import EpochError
+from cairn.ids import new_id
+from cairn.storage.manifest import FileRef
+from cairn.storage.store import Store
+
+if TYPE_CHECKING:
+    from cairn.backends.overlay import Table
+
+APPLY_EPOCHS: Final = 10
+APPLY_BYTES: Final = 4 << 20
+"""Changes are applied after this number of epochs, or when they take this much memory."""
+
+
+class RedisBackend(CachedBackend):
+    """Rows under the prefix of a job."""
+
+    writes_at_once = False
+
+    def __init__(
+        self, directory: str, memory_bytes: int, url: str, *, job_id: str, operator: str
+    ) -> None:
+        super().__init__(directory, memory_bytes)
+        self._job_id = job_id
+        self._operator = operator
+        self._owner = new_id()
+        self.address = address_of(url)
+        self._reads = Link(self.address, f"cairn:{job_id[:12]}:{operator}:reads")
+        self._writes = Link(self.address, f"cairn:{job_id[:12]}:{operator}:writes")
+        self._numbers: dict[str, int] = {}
+        self.database = RedisDatabase(self._reads, job_id, operator, self._numbers)
+        self._has_databases = False
+        self._origin: Origin | None = None
+        self._claimed: set[int] = set()
+        self._base: Applying | HeapBase | None = None
+        self._given_up: list[CachedRows] = []
+        """Frozen rows that were not applied."""
+        self._epochs = 0
+        """Since the last time that changes were applied."""
+
+    # Databases
+
+    @property
+    def has_databases(self) -> bool:
+        return self._has_databases
+
+    def _release(self, rows: CachedRows) -> None:
+        self.database.hidden.setdefault(rows.group, set()).add(self._numbers[rows.name])
+        rows.unbind()
+
+    def drop(self, name: str, group_index: int) -> None:
+        super().drop(name, group_index)
+        has_rows = any(
+            (rows := by_group.get(group_index)) is not None and rows.database is not None
+            for by_group in self._rows.values()
+        )
+        if not has_rows:
+            # Nothing in Redis counts any more, and the next change replaces all of it.
+            self.database.markers.pop(group_index, None)
+            self._claimed.discard(group_index)
+            self.database.hidden.pop(group_index, None)
+
+    def database_of(self, group: int) -> RedisDatabase:
+        self._has_databases = True
+        self._number_states()
+        return self.database
+
+    def _number_states(self) -> None:
+        for name, packing in self._packings.items():
+            number = state_number(self._operator, name, describe_state(packing, {}))
+            taken = [n for n, other in self._numbers.items() if other == number and n != name]
+            if taken and taken[0] in self._packings:
+                raise EpochError(
+                    f"operator {self._operator!r}: states {name!r} and {taken[0]!r} have the same "
+                    f"number, {number}\n  next: rename one of the two states"
+                )
+            self._numbers[name] = number
+
+    def _bind_all(self, groups: range) -> None:
+        """Bind rows that are not in Redis yet."""
+        database = self.database_of(0)
+        for name in self._packings:
+            for group in groups:
+                rows = self.rows(name, group)
+                if rows.database is None:
+                    rows.bind(database)
+
+    # Restoring
+
+    def begin_restore(self, origin: Origin) -> None:
+        self.database.is_lost = False
+        self._origin = origin
+
+    def is_lost(self) -> bool:
+        if not self.database.is_lost:
+            try:
+                self.database.check()
+            except EpochError as error:
+                # A server that is away has lost nothing as far as anyone knows.
+                return bool(error.facts.get("is_lost"))
+        return self.database.is_lost
+
+    def load(self, store: Store, ref: FileRef, groups: range) -> bool:
+        origin = self._origin
+        if origin is None or origin.follows or self.run_tables or not self._packings:
+            return False
+        self.cancel_base()
+        self._number_states()
+        found = self._claim(groups, origin.term, origin.epoch)
+        if not all(self._is_valid(each, ref, origin) for each in found.values()):
+            return False
+        for group, each in found.items():
+            self.database.markers[group] = each.marker
+        states: dict[str, StoredState] = {}
+        for name, packing in self._packings.items():
+            number = self._numbers[name]
+            counts = {group: each.counts[number] for group, each in found.items()}
+            states[name] = describe_state(packing, counts)
+        self._has_databases = True
+        self.serve(self.database, states, groups, self._packings)
+        for table in self.columns.values():
+            table.note_loaded()
+        return True
+
+    def _is_valid(self, found: Claimed, ref: FileRef, origin: Origin) -> bool:
+        """True if these rows are those of an epoch between the base and the parent."""
+        number, _, nonce = found.marker.partition(":")
+        return (
+            found.is_whole
+            and number.isdigit()
+            and int(number) >= ref.last_epoch
+            and found.counts.keys() == {self._numbers[name] for name in self._packings}
+            and origin.descends_from(int(number), nonce)
+        )
+
+    def has(self, ref: FileRef, groups: range) -> bool:
+        markers = self.database.markers
+        return all(
+            group in markers and int(markers[group].partition(":")[0]) >= ref.last_epoch
+            for group in groups
+        )
+
+    def _claim(self, groups: Sequence[int], term: int, epoch: int) -> dict[int, Claimed]:
+        found = claim(
+            self._writes,
+            self._job_id,
+            self._operator,
+            groups,
+            term,
+            epoch,
+            self._owner,
+        )
+        self._claimed |= found.keys()
+        return found
+
+    def claim(self, groups: range, term: int, epoch: int) -> None:
+        """Claim the key groups that this slot has not claimed, to replace their rows."""
+        missing = [group for group in groups if group not in self._claimed]
+        if missing:
+            self._claim(missing, term, epoch)
+
+    # Applying
+
+    def begin_apply(self, groups: range) -> Applying:
+        assert self._base is None, "one base at a time"
+        self._thaw_given_up()
+        self._bind_all(groups)
+        self._base = Applying(self, groups)
+        return self._base
+
+    def wants_apply(self) -> bool:
+        if self.run_tables or not self._packings:
+            return False
+        self._epochs += 1
+        return self._epochs >= APPLY_EPOCHS or self.dirty_bytes >= APPLY_BYTES
+
+    def note_applied(self) -> None:
+        self._epochs = 0
+
+    def new_writer(self, groups: range, marker: str, check: Callable[[], None]) -> Writer:
+        return Writer(self._writes, self.database, self._owner, groups, marker, check)
+
+    def counts_by_group(
+        self, states: Mapping[str, StoredState], groups: range
+    ) -> dict[int, Counts]:
+        return {group: counts_of(states, self._numbers, group) for group in groups}
+
+    def begin_base(self, tables: Mapping[str, Table], groups: range) -> Base:
+        assert self._base is None, "one base at a time"
+        if self.run_tables:
+            frozen = {name: table.freeze() for name, table in sorted(tables.items())}
+            in_arrays = {name: pieces for name, pieces in frozen.items() if pieces is not None}
+            assert len(in_arrays) == len(frozen), "rows of joins and those beside them"
+            self._base = HeapBase({}, self._end_heap_base, in_arrays)
+            return self._base
+        return RedisBase(self, tables, groups)
+
+    def _end_heap_base(self) -> None:
+        self._base = None
+
+    def end_applying(self, applying: Applying, *, is_written: bool) -> None:
+        """Called by the thread that applied."""
+        if is_written:
+            self.frozen_bytes = 0
+        elif applying is self._base:
+            self._given_up = applying.frozen
+        if applying is self._base:
+            self._base = None
+
+    def _thaw_given_up(self) -> None:
+        parts, self._given_up = self._given_up, []
+        if parts:
+            self.thaw(parts)
+
+    def settle_base(self) -> None:
+        pass
+
+    def cancel_base(self) -> None:
+        base, self._base = self._base, None
+        if base is not None:
+            base.cancel()
+            if isinstance(base, Applying):
+                self.thaw(base.frozen)
+        self._thaw_given_up()
+
+    def _close_databases(self) -> None:
+        self._reads.close()
+        self._writes.close()
+        self.database.markers.clear()
+        self._claimed.clear()

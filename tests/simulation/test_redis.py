@@ -1,0 +1,421 @@
+"""State in Redis: whatever Redis, slots and drivers lose, the state is that of the checkpoint."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cairn.backends.files import drop_external
+from cairn.backends.redis import backend as redis_backend
+from cairn.backends.redis.backend import RedisBackend
+from cairn.backends.redis.database import LostStateError
+from cairn.snapshots.rollback import rollback
+from cairn.snapshots.verify_redis import verify_redis
+from cairn.storage.log import Log, read_job
+from cairn.storage.removal import delete_checkpoint
+from cairn.storage.verify import verify
+from cairn.testing import SimulatedCrash, call_at_points
+from tests.backends import backend_name
+from tests.marks import for_soak
+from tests.servers import RedisServer
+from tests.simulation.test_branch import branched_world
+from tests.simulation.test_exactly_once import POINTS, survive
+from tests.simulation.test_rollback import model_of
+from tests.simulation.world import Driver, World, stored_state
+from tests.unit.snapshots.jobs import start_from, take
+
+ALL_POINTS = [*POINTS, "slot.rows.applied"]
+TAKEN: list[bool] = []
+"""Whether Redis had what a restore needed, for each restore of a test."""
+
+
+@pytest.fixture(autouse=True)
+def applied_after_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Apply every epoch; write a base now and then."""
+    monkeypatch.setenv("CAIRN_BASE_RATIO", "1.5")
+    monkeypatch.setattr(redis_backend, "APPLY_EPOCHS", 1)
+    load = RedisBackend.load
+
+    def noted(self: RedisBackend, *args: Any) -> bool:
+        TAKEN.append(load(self, *args))
+        return TAKEN[-1]
+
+    TAKEN.clear()
+    monkeypatch.setattr(RedisBackend, "load", noted)
+
+
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[RedisServer]:
+    """A server that tests kill."""
+    server = RedisServer()
+    yield server
+    server.kill()
+
+
+def made_world(folder: Path, seed: int = 7, url: str = "") -> World:
+    folder.mkdir(exist_ok=True)
+    return World(seed, folder, backend=url or backend_name("redis"))
+
+
+def keys_in_redis(world: World, server: RedisServer | None = None) -> dict[bytes, Any]:
+    """Return everything that the job has in Redis."""
+    from tests import servers
+
+    client = (server or servers.redis_server()).client()
+    job = read_job(world.store)
+    assert job is not None
+    found: dict[bytes, Any] = {}
+    for key in sorted(client.scan_iter(match=f"cairn:{job.job_id}:*")):
+        kind = client.type(key)
+        if kind == b"hash":
+            found[key] = client.hgetall(key)
+        else:
+            is_set = kind == b"set"
+            found[key] = client.smembers(key) if is_set else client.zrange(key, 0, -1)
+    client.close()
+    return found
+
+
+def check_all_kept(world: World, *, is_compared: bool = True) -> None:
+    """Every epoch that is kept has the state of its input, and Redis that of its epoch."""
+    log = Log(world.store)
+    for epoch in log.lineage():
+        assert stored_state(world.store, world.graph(), epoch) == model_of(world, epoch).state()
+    report = verify(world.store)
+    assert report.ok, report.damage
+    checked = verify_redis(world.store)
+    assert checked.damage == []
+    if is_compared:
+        assert checked.groups > 0
+
+
+def lead_through(world: World) -> Callable[[], None]:
+    def lead() -> None:
+        driver = Driver(world, parallelism=3)
+        driver.start()
+        for parallelism in (3, 2, 4, 4):
+            driver.rescale(parallelism)
+            driver.run_changed()
+            driver.run_batch()
+
+    return lead
+
+
+def warm_up(world: World, batches: int = 4, **options: Any) -> Driver:
+    driver = Driver(world, parallelism=2, **options)
+    driver.start()
+    for _ in range(batches):
+        driver.run_batch(9)
+    return driver
+
+
+@pytest.mark.parametrize(
+    "point",
+    [(p if p in ("driver.manifest.written", "slot.rows.applied", "slot.base.written",
+      "slot.restored") else for_soak(p)) for p in ALL_POINTS],
+)  # fmt: skip
+def test_a_crash_at_any_point_changes_nothing_with_state_in_redis(
+    point: str, tmp_path: Path
+) -> None:
+    world = made_world(tmp_path / "w")
+    warm_up(world)
+    passes = 0
+
+    def crash_once(passed: str) -> None:
+        nonlocal passes
+        if passed == point:
+            passes += 1
+            if passes == 2 or point.startswith(("driver.takeover", "driver.re")):
+                raise SimulatedCrash(point)
+
+    with call_at_points(crash_once):
+        survive(lead_through(world))
+    assert passes, "the point is not reached"
+    after = Driver(world, parallelism=1)
+    after.start()
+    after.run_batch()
+    world.check_all()
+    check_all_kept(world)
+    assert any(TAKEN), "Redis was never used"
+
+
+@pytest.mark.parametrize("is_empty", [True, False])
+@pytest.mark.parametrize(
+    "point",
+    [(p if p in ("driver.manifest.written", "slot.rows.applied", "slot.base.begun")
+      else for_soak(p)) for p in ALL_POINTS],
+)  # fmt: skip
+def test_a_redis_that_is_killed_at_any_point_changes_nothing(
+    point: str, is_empty: bool, tmp_path: Path, own_server: RedisServer
+) -> None:
+    world = made_world(tmp_path / "w", url=own_server.url)
+    warm_up(world)
+    passes = 0
+
+    def kill_once(passed: str) -> None:
+        nonlocal passes
+        if passed == point:
+            passes += 1
+            if passes == 2 or point.startswith(("driver.takeover", "driver.re")):
+                own_server.kill()
+                own_server.start(is_empty=is_empty)
+
+    with call_at_points(kill_once):
+        survive(lead_through(world))
+    assert passes, "the point is not reached"
+    after = Driver(world, parallelism=1)
+    after.start()
+    after.run_batch()
+    after.run_batch()
+    world.check_all()
+    check_all_kept(world)
+
+
+def flush(client: Any, keys: list[bytes]) -> None:
+    client.flushall()
+
+
+def evict_a_hash(client: Any, keys: list[bytes]) -> None:
+    client.delete(next(key for key in keys if key.endswith(b":rows")))
+
+
+def evict_names(client: Any, keys: list[bytes]) -> None:
+    client.delete(next(key for key in keys if key.endswith(b":names")))
+
+
+def lose_a_row(client: Any, keys: list[bytes]) -> None:
+    key = next(key for key in keys if key.endswith(b":rows") and client.hlen(key) > 5)
+    client.hdel(key, next(name for name in client.hkeys(key) if len(name) > 4))
+
+
+@pytest.mark.parametrize("lose", [flush, evict_a_hash, evict_names, lose_a_row])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_what_redis_lost_is_noticed_and_restored(
+    lose: Callable[[Any, list[bytes]], None],
+    restarts: bool,
+    tmp_path: Path,
+    own_server: RedisServer,
+) -> None:
+    world = made_world(tmp_path / "w", url=own_server.url)
+    driver = warm_up(world, 6)
+    client = own_server.client()
+    keys = list(keys_in_redis(world, own_server))
+    assert keys
+    lose(client, keys)
+    if restarts:
+        driver = warm_up(world, 0)
+    for _ in range(3):
+        driver.run_batch(9)
+    world.check_all()
+    check_all_kept(world)
+    assert {key for key in keys if b":rows" in key} <= keys_in_redis(world, own_server).keys()
+    client.close()
+
+
+def test_an_older_copy_of_redis_is_brought_to_the_newest_epoch(
+    tmp_path: Path, own_server: RedisServer
+) -> None:
+    world = made_world(tmp_path / "w", url=own_server.url)
+    driver = warm_up(world, 6)
+    client = own_server.client()
+    copy = {key: client.dump(key) for key in client.scan_iter()}
+    for _ in range(2):
+        driver.run_batch(9)
+    client.flushall()
+    for key, data in copy.items():
+        client.restore(key, 0, data)
+    for _ in range(3):
+        driver.run_batch(9)
+    world.check_all()
+    check_all_kept(world)
+    client.close()
+
+
+def test_a_restart_takes_redis_as_it_is_and_reads_only_later_deltas(tmp_path: Path) -> None:
+    world = made_world(tmp_path / "w")
+    warm_up(world, 8)
+    TAKEN.clear()
+    second = Driver(world, parallelism=3)
+    second.start()
+    second.run_batch(9)
+    assert TAKEN and all(TAKEN)
+    check_all_kept(world)
+
+
+@pytest.mark.parametrize("back", [for_soak(1), for_soak(2), 4])
+def test_a_job_rolled_back_below_what_is_applied_is_restored_from_the_checkpoint(
+    back: int, tmp_path: Path
+) -> None:
+    world = made_world(tmp_path / "w", 21)
+    warm_up(world, 7, retained_epochs=10)
+    target = list(Log(world.store).lineage())[back]
+    world.rest()
+    markers = [
+        int(held[b"v"].partition(b":")[0])
+        for key, held in keys_in_redis(world).items()
+        if key.endswith(b":rows")
+    ]
+    is_ahead = min(markers) > target.number
+    assert is_ahead or back < 4
+    rollback(world.store, target.number)
+    second = Driver(world, parallelism=3, retained_epochs=10)
+    second.start()
+    assert second.coordinator.newest == target
+    TAKEN.clear()
+    for rows in (7, 0, 5, 3):
+        second.run_batch(rows)
+    assert not (is_ahead and True in TAKEN), "Redis is ahead of the epoch"
+    check_all_kept(world)
+
+
+def test_parent_and_branch_share_a_redis_and_each_keeps_its_state(tmp_path: Path) -> None:
+    chance = random.Random(3)
+    world = made_world(tmp_path / "parent", 31)
+    parent = warm_up(world, 6)
+    other = branched_world(world, tmp_path / "branch", back=1)
+    child = Driver(other, parallelism=3, retained_epochs=2)
+    child.start()
+    for _ in range(10):
+        if chance.random() < 0.6:
+            parent.run_batch(chance.randrange(8))
+        else:
+            child.run_batch(chance.randrange(8))
+    check_all_kept(world)
+    check_all_kept(other)
+    delete_checkpoint(other.store, clean=drop_external)
+    check_all_kept(world)
+
+
+def test_a_zombie_that_writes_after_the_takeover_changes_nothing(tmp_path: Path) -> None:
+    world = made_world(tmp_path / "w")
+    old = warm_up(world, 6)
+    slot = old.cluster.slot(0)
+    holding = slot.level(0).operators[0].state
+    slot.compactor.cancel(holding.uid)
+    # The old slot has changes that Redis has not, and is paused.
+    applying = holding.backend.begin_apply(holding.groups)
+    parent, term = old.coordinator.newest, old.coordinator.term
+    assert parent is not None
+    new = warm_up(world, 3)
+    before = keys_in_redis(world)
+    with pytest.raises(LostStateError):
+        applying.apply(term, parent.number, parent.nonce, lambda: None)
+    applying.close()
+    assert keys_in_redis(world) == before
+    new.run_batch(9)
+    check_all_kept(world)
+
+
+def test_the_job_waits_for_a_redis_that_is_away(tmp_path: Path, own_server: RedisServer) -> None:
+    world = made_world(tmp_path / "w", url=own_server.url)
+    warm_up(world, 6)
+    second = Driver(world, parallelism=3)
+    second.start()
+    paused: list[str] = []
+    own_server.kill()
+    try:
+        slept = world.clock.sleep
+
+        def note(seconds: float) -> None:
+            slept(seconds)
+            if second.coordinator.paused is not None:
+                paused.append(str(second.coordinator.paused))
+                if len(paused) == 2:
+                    own_server.start()
+
+        second.coordinator._sleep = second.coordinator._publisher._sleep = note
+        runner = threading.Thread(target=second.run_batch, args=(9,))
+        runner.start()
+        runner.join(120)
+        assert not runner.is_alive()
+    finally:
+        own_server.start()
+    assert paused and "cannot be reached" in paused[0]
+    second.run_batch(9)
+    world.check_all()
+    check_all_kept(world)
+
+
+def test_removing_a_checkpoint_removes_its_keys_and_no_others(tmp_path: Path) -> None:
+    world, other = made_world(tmp_path / "w"), made_world(tmp_path / "other", 8)
+    warm_up(world)
+    warm_up(other)
+    kept = keys_in_redis(other)
+    gone = keys_in_redis(world)
+    assert gone and kept
+    job = read_job(world.store)
+    assert delete_checkpoint(world.store, clean=drop_external).unreleased == []
+    from tests import servers
+
+    client = servers.redis_server().client()
+    assert job is not None
+    assert list(client.scan_iter(match=f"*{job.job_id}*")) == []
+    client.close()
+    assert keys_in_redis(other) == kept
+
+
+def test_rows_that_somebody_changed_are_damage(tmp_path: Path) -> None:
+    from tests import servers
+
+    world = made_world(tmp_path / "w")
+    warm_up(world)
+    client = servers.redis_server().client()
+    rows = next(k for k, held in keys_in_redis(world).items() if b":rows" in k and len(held) > 5)
+    name = max(client.hkeys(rows), key=len)
+    client.hdel(rows, name)
+    client.zrem(rows.replace(b":rows", b":names"), name)
+    client.close()
+    (damage,) = verify_redis(world.store).damage
+    assert "1 rows are missing" in damage[1]
+
+
+def test_no_file_of_the_checkpoint_has_the_password(
+    tmp_path: Path, own_server: RedisServer
+) -> None:
+    client = own_server.client()
+    client.config_set("requirepass", "s3cret")
+    try:
+        url = own_server.url.replace("//", "//:s3cret@")
+        world = made_world(tmp_path / "w", url=url)
+        warm_up(world, 5)
+        assert keys_in_redis_with(world, own_server, "s3cret")
+        for there in world.store.list():
+            assert b"s3cret" not in world.store.get(there.path), there.path
+        check_all_kept(world)
+    finally:
+        client.config_set("requirepass", "")
+        client.close()
+
+
+def keys_in_redis_with(world: World, server: RedisServer, password: str) -> list[bytes]:
+    client = server.client(password)
+    found = list(client.scan_iter(match="cairn:*"))
+    client.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [("redis", "rocksdb"), ("heap", "redis"), for_soak("redis", "postgres"),
+     for_soak("postgres", "redis"), for_soak("redis", "heap"), for_soak("rocksdb", "redis")],
+)  # fmt: skip
+def test_a_savepoint_moves_a_job_between_backends(source: str, target: str, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    world = World(7, tmp_path / "a", backend=backend_name(source))
+    warm_up(world)
+    savepoint = take(world)
+    other = World(7, tmp_path / "b", backend=backend_name(target))
+    other.clock = world.clock
+    other.store = start_from(savepoint, 3)
+    then = Driver(other, parallelism=3)
+    then.start()
+    for _ in range(3):
+        then.run_batch(9)
+    for epoch in Log(other.store).lineage():
+        assert stored_state(other.store, other.graph(), epoch) == model_of(other, epoch).state()

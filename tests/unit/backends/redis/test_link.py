@@ -1,0 +1,108 @@
+"""The address of a Redis server, and what never shows a password."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import redis
+
+from cairn.backends import check_url, kind_of, make_backend
+from cairn.backends.redis.cleaning import write_note
+from cairn.backends.redis.link import Link, address_of, describe, is_away
+from cairn.errors import EpochError, PlanError
+from cairn.protocol.spec import JobSpec
+from cairn.storage.store import open_store
+from tests import servers
+from tests.backends import backend_name
+
+URL = "redis://me:s3cret@127.0.0.1:1/3?socket_timeout=2&password=s3cret"
+
+
+def test_an_address_has_the_user_and_no_password() -> None:
+    assert address_of(URL) == "redis://me@127.0.0.1:1/3?socket_timeout=2"
+    assert describe(address_of(URL)) == "redis://127.0.0.1:1/3"
+    assert address_of("rediss://:s3cret@host/0") == "rediss://host/0"
+
+
+def test_the_note_in_the_checkpoint_has_no_password() -> None:
+    store = open_store("memory:")
+    write_note(store, URL)
+    (there,) = store.list("databases")
+    assert msgspec.json.decode(store.get(there.path))["address"] == address_of(URL)
+    assert b"s3cret" not in store.get(there.path)
+
+
+def test_the_error_of_a_server_that_is_away_has_no_password() -> None:
+    link = Link(address_of(URL), "test")
+    with pytest.raises(EpochError, match="cannot be reached") as raised:
+        link.call([["PING"]])
+    assert raised.value.facts["is_away"] is True
+    shown = f"{raised.value!r} {raised.value.facts} {raised.value.__cause__!r}"
+    assert "s3cret" not in shown
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://me:s3cret@[host/0", "redis://:s3cret@/0", "redis://:s3cret@host:port/0"]
+)
+def test_a_url_that_cannot_be_read_is_not_shown(url: str) -> None:
+    with pytest.raises(PlanError, match="cannot be read") as raised:
+        address_of(url)
+    assert "s3cret" not in f"{raised.value!r} {raised.value.__cause__!r}"
+
+
+def test_a_job_does_not_show_its_url() -> None:
+    assert "s3cret" not in repr(JobSpec("id", "name", 8, "memory:", URL, ()))
+
+
+def test_a_variable_may_have_the_url(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    monkeypatch.setenv("STATE_URL", backend_name("redis"))
+    assert kind_of("env:STATE_URL") == "redis"
+    check_url("env:STATE_URL")
+    make_backend("env:STATE_URL", f"{tmp_path}/state").close()
+
+
+def test_the_password_may_be_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = servers.RedisServer()
+    try:
+        server.client().config_set("requirepass", "s3cret")
+        with pytest.raises(PlanError, match="refuses the user or the password") as raised:
+            check_url(server.url.replace("//", "//:wr0ng@"))
+        assert "wr0ng" not in str(raised.value)
+        monkeypatch.setenv("REDISCLI_AUTH", "s3cret")
+        # An address alone, as in the note: another process knows no more.
+        link = Link(server.url.replace("127.0.0.1", "localhost"), "test")
+        assert link.call([["PING"]]) == [True]
+        link.close()
+    finally:
+        server.kill()
+
+
+def test_a_server_that_may_evict_state_is_refused() -> None:
+    server = servers.RedisServer()
+    try:
+        server.client().config_set("maxmemory-policy", "allkeys-lru")
+        with pytest.raises(PlanError, match="may evict state") as raised:
+            check_url(server.url)
+        assert "found: allkeys-lru" in str(raised.value)
+    finally:
+        server.kill()
+
+
+def test_a_start_does_not_need_the_server_to_be_there() -> None:
+    check_url(URL)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_gone"),
+    [
+        (redis.ConnectionError("reset"), True),
+        (redis.TimeoutError("slow"), True),
+        (redis.ReadOnlyError("READONLY You can't write against a read only replica."), True),
+        (redis.BusyLoadingError("LOADING"), True),
+        (redis.ResponseError("BUSY Redis is busy running a script."), True),
+        (redis.ResponseError("WRONGTYPE Operation against a key"), False),
+        (redis.AuthenticationError("WRONGPASS"), False),
+    ],
+)
+def test_a_server_is_away_if_waiting_may_help(error: Exception, is_gone: bool) -> None:
+    assert is_away(error) == is_gone

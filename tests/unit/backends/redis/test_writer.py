@@ -1,0 +1,174 @@
+"""Changes of key groups: fenced, in one piece or many, and applied once."""
+
+from __future__ import annotations
+
+import pytest
+
+from cairn.backends.postgres.binary import PREFIX
+from cairn.backends.redis import writer as writer_module
+from cairn.backends.redis.database import LostStateError, RedisDatabase
+from cairn.backends.redis.link import Link, address_of
+from cairn.backends.redis.writer import FencedError, Writer, claim
+from cairn.ids import new_id
+from tests import servers
+from tests.backends import backend_name
+
+NUMBERS = {"s": 77, "t": 78}
+
+
+class Slot:
+    """A slot that owns key groups 0 and 1 of a job."""
+
+    def __init__(self, job_id: str = "", term: int = 1, epoch: int = 1) -> None:
+        self.job_id = job_id or new_id()
+        self.owner = new_id()
+        self.link = Link(address_of(backend_name("redis")), "test")
+        self.database = RedisDatabase(self.link, self.job_id, "op", dict(NUMBERS))
+        self.claimed = claim(self.link, self.job_id, "op", [0, 1], term, epoch, self.owner)
+
+    def take_over(self) -> None:
+        self.database.markers = {group: each.marker for group, each in self.claimed.items()}
+
+    def writer(self, marker: str) -> Writer:
+        return Writer(self.link, self.database, self.owner, [0, 1], marker, lambda: None)
+
+    def write(self, marker: str, rows: dict[str, str | None], state: str = "s") -> None:
+        writer = self.writer(marker)
+        self.add(writer, rows, state)
+        writer.finish({0: {77: (len(rows), len(rows))}})
+        writer.end(is_written=True)
+
+    def add(self, writer: Writer, rows: dict[str, str | None], state: str = "s") -> None:
+        head = PREFIX.pack(0, NUMBERS[state])
+        writer.add(
+            [(head + k.encode(), None if v is None else v.encode()) for k, v in rows.items()]
+        )
+
+    def read(self, state: str = "s") -> dict[str, str]:
+        prefix = self.database.prefix(state, 0)
+        found = {k[6:].decode(): v.decode() for k, v in self.database.scan(prefix)}
+        names = [prefix + name.encode() for name in found]
+        assert [v and v.decode() for v in self.database.get_many(names)] == list(found.values())
+        assert list(found) == sorted(found)
+        return found
+
+
+def test_rows_are_put_changed_and_deleted() -> None:
+    slot = Slot()
+    slot.write("1:a", {"x": "1", "y": "2", "": "empty"})
+    slot.write("2:b", {"x": "3", "y": None, "nobody": None})
+    assert slot.read() == {"": "empty", "x": "3"}
+    slot.database.check()
+
+
+def test_a_scan_begins_anywhere_and_ends_with_its_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cairn.backends.redis.database.PAGE_ROWS", 3)
+    slot = Slot()
+    slot.write("1:a", {f"k{n}": "v" for n in range(8)} | {"j": "v", "l": "v"})
+    slot.write("2:b", {"k": "other"}, "t")
+    head = slot.database.prefix("s", 0)
+    found = [key[6:] for key, _ in slot.database.scan(head + b"k", head + b"k5")]
+    assert found == [b"k5", b"k6", b"k7"]
+    assert len(slot.read()) == 10 and slot.read("t") == {"k": "other"}
+
+
+def test_a_large_change_goes_in_pieces_and_reads_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "PIECE_OPS", 2)
+    slot = Slot()
+    slot.write("1:a", {"x": "old"})
+    writer = slot.writer("2:b")
+    slot.add(writer, {f"k{n}": "v" for n in range(5)})
+    assert len(slot.read()) == 5, "the slot that writes may read between two pieces"
+    other = Slot(slot.job_id, term=2)
+    marker = other.claimed[0].marker
+    assert marker.startswith("~"), "nobody takes it for an epoch"
+    with pytest.raises(LostStateError):
+        writer.finish({})
+    other.write("3:c", {"z": "1"})
+    assert other.read() == {"z": "1"}, "what was unfinished is replaced"
+
+
+def test_a_piece_that_is_sent_twice_changes_nothing() -> None:
+    slot = Slot()
+    sent = []
+    call = writer_module.call
+
+    def send_twice(*args: object) -> object:
+        sent.append(call(*args))  # type: ignore[arg-type]
+        return call(*args)  # type: ignore[arg-type]
+
+    slot.write("1:a", {"x": "1"})
+    writer_module.call = send_twice  # type: ignore[assignment]
+    try:
+        slot.write("2:b", {"x": "2"})
+    finally:
+        writer_module.call = call
+    assert sent and slot.read() == {"x": "2"}
+
+
+def test_an_older_term_or_epoch_claims_nothing() -> None:
+    slot = Slot(term=3, epoch=7)
+    for term, epoch in ((2, 9), (3, 6)):
+        with pytest.raises(FencedError):
+            Slot(slot.job_id, term, epoch)
+    slot.write("1:a", {"x": "1"})
+    assert slot.read() == {"x": "1"}
+
+
+def test_a_slot_whose_key_groups_were_claimed_writes_nothing() -> None:
+    old = Slot()
+    old.write("1:a", {"x": "1"})
+    new = Slot(old.job_id, term=2)
+    new.take_over()
+    with pytest.raises(LostStateError):
+        old.write("2:b", {"x": "zombie"})
+    assert new.read() == {"x": "1"}
+    new.write("3:c", {"x": "2"})
+    with pytest.raises(LostStateError, match="found 3:c"):
+        old.read()
+
+
+def test_rows_of_a_state_that_was_dropped_are_neither_read_nor_kept() -> None:
+    slot = Slot()
+    slot.write("1:a", {"x": "1"})
+    slot.write("2:b", {"y": "1"}, "t")
+    slot.database.hidden[0] = {NUMBERS["s"]}
+    assert slot.read() == {} and slot.read("t") == {"y": "1"}
+    slot.write("3:c", {"z": "2"})
+    assert slot.read() == {"z": "2"} and slot.read("t") == {"y": "1"}
+    slot.database.check()
+
+
+def test_a_script_that_fails_half_way_leaves_no_epoch() -> None:
+    slot = Slot()
+    slot.write("1:a", {"x": "1"})
+    client = servers.redis_server().client()
+    names = slot.database.keys(0)[1]
+    client.delete(names)
+    client.set(names, "not a sorted set")
+    with pytest.raises(Exception, match="WRONGTYPE"):
+        slot.write("2:b", {"new": "1"})
+    client.close()
+    with pytest.raises(LostStateError):
+        slot.database.get(slot.database.prefix("s", 0) + b"x")
+
+
+def test_scripts_are_loaded_again_when_redis_forgets_them() -> None:
+    slot = Slot()
+    slot.write("1:a", {"x": "1"})
+    client = servers.redis_server().client()
+    client.script_flush()
+    client.close()
+    slot.write("2:b", {"x": "2"})
+    assert slot.read() == {"x": "2"}
+
+
+def test_a_row_counter_that_differs_is_a_loss() -> None:
+    slot = Slot()
+    slot.write("1:a", {"x": "1", "y": "2"})
+    client = servers.redis_server().client()
+    client.zrem(slot.database.keys(0)[1], PREFIX.pack(0, 77)[2:] + b"x")
+    client.close()
+    with pytest.raises(LostStateError):
+        slot.database.check()
+    assert slot.database.is_lost
