@@ -60,7 +60,7 @@ class TimerTable(MapTable):
     def read_due(self, groups: Sequence[int], start_ms: int) -> dict[int, tuple[list[Timer], int]]:
         """Return committed timers from a time on, the next ones of each key group.
 
-        With them comes the time up to which they are complete, `NO_END` at the end of the key group.
+        With them comes the time up to which they are complete, `NO_END` at the end of a group.
         """
         due: dict[int, tuple[list[Timer], int]] = {}
         wanted, count = list(groups), PAGE_TIMERS
