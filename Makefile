@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 BENCHMARKS := keyed_count epoch_overhead first_epoch state_growth windows aggregates skew ttl flink nexmark rescale async_base incremental recovery failover alignment chaining sinks latency query read_state metrics scale autoscale
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check test soak bench demo docs clean
+.PHONY: help venv check test soak spark-versions bench demo docs clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -22,6 +22,9 @@ soak: $(READY) ## Tests that take long, then ten minutes of kills, outages and r
 	@CAIRN_SOAK=1 $(BIN)/python -m pytest -q -m soak --basetemp=$$(mktemp -d /tmp/ct.XXXXXX) tests
 	@CAIRN_EXAMPLES=100 $(BIN)/python -m pytest -q --basetemp=$$(mktemp -d /tmp/ct.XXXXXX) tests/property tests/unit/operators tests/unit/web/test_description.py
 	@$(BIN)/python -m tests.soak --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
+
+spark-versions: $(READY) ## Some tests over the oldest Spark that works, or those of VERSIONS="4.1.0 4.2.1"
+	@PYTHON=$(BIN)/python ./.ci/spark-versions $(or $(VERSIONS),4.1.0)
 
 check: $(READY) ## Lint, formatting, types
 	$(BIN)/ruff check

@@ -3,6 +3,10 @@
 The driver and its JVM are killed (SIGKILL) while small files keep coming. The gap ends with the
 next committed epoch. Detection is the time until a standby is granted the lead, start is the rest.
 A cold restart is a new process that is started at once: its detection is nothing.
+
+Every size and backend is measured with ZooKeeper. `store:` and Kubernetes (a small imitation of its
+API in this process) differ in the detection alone, so they are measured at one size. The complete
+run takes about twenty minutes; `--add` keeps the cases of earlier runs, so it can be done in parts.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import Feed, file_stream, note, report, work_dir
+from harness import RESULTS, Feed, file_stream, note, report, work_dir
 from keyed_count import counting_job
 
 from cairn.logs import logger
@@ -31,8 +35,14 @@ from cairn.storage.manifest import Epoch
 from cairn.storage.store import open_store
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.kubernetes_api import KubernetesApi
 from tests.zookeeper import ZooKeeper
 
+GROUPS = ("zookeeper", "store", "kubernetes")
+EVERYWHERE = "zookeeper"
+"""The leadership that is measured with every size and backend."""
+ONE_SIZE = ("heap", 1_000_000)
+"""Where the other leaderships are measured."""
 SESSION = "2s"
 FEED_S = 0.5
 SMALL_ROWS = 200
@@ -234,6 +244,56 @@ def measure(backend: str, keys: int, groups: dict[str, str], repeats: int) -> li
 WARMTHS = ("warm", "hot")
 
 
+class Services:
+    """The services that leaderships need, on this machine."""
+
+    def __init__(self, names: list[str], folder: Path) -> None:
+        self._zookeeper = ZooKeeper() if "zookeeper" in names else None
+        self._kubernetes = KubernetesApi() if "kubernetes" in names else None
+        if self._kubernetes is not None:
+            # The drivers inherit it.
+            os.environ["KUBECONFIG"] = str(self._kubernetes.write_kubeconfig(folder / "kubeconfig"))
+
+    def url(self, name: str, job: str) -> str:
+        """Return the address of a group of its own for a job."""
+        if self._zookeeper is not None and name == "zookeeper":
+            return f"zookeeper://{self._zookeeper.hosts}/{job}?session={SESSION}"
+        if name == "kubernetes":
+            return f"kubernetes:lease/{job}?lease={SESSION}"
+        return f"store:?lease={SESSION}"
+
+    def close(self) -> None:
+        if self._zookeeper is not None:
+            self._zookeeper.close()
+        if self._kubernetes is not None:
+            self._kubernetes.stop()
+
+
+def cases_of(options: argparse.Namespace, services: Services) -> list[Any]:
+    """Measure what the options name."""
+    found = []
+    for backend in options.backends:
+        for keys in options.keys:
+            is_here = options.everywhere or (backend, keys) == ONE_SIZE
+            names = [name for name in options.groups if is_here or name == EVERYWHERE]
+            note(f"{backend}, {keys:,} keys: {', '.join(names)}")
+            groups = {name: services.url(name, f"failover-{backend}-{keys}") for name in names}
+            found += measure(backend, keys, groups, options.repeats)
+    return found
+
+
+def name_of(case: Any) -> tuple[Any, ...]:
+    return case["backend"], case["keys"], case["kind"], case["group"]
+
+
+def with_earlier(found: list[Any]) -> list[Any]:
+    """Return these cases and those of the last result that were not measured again."""
+    file = RESULTS / "failover.json"
+    earlier = json.loads(file.read_text())["cases"] if file.exists() else []
+    every = {name_of(case): case for case in [*earlier, *found]}
+    return [every[name] for name in sorted(every)]
+
+
 def with_ratios(found: list[Any]) -> list[Any]:
     """Add how long each way takes, compared with the cold restart of the same job."""
     cold = {(each["backend"], each["keys"]): each for each in found if each["kind"] == "cold"}
@@ -243,13 +303,26 @@ def with_ratios(found: list[Any]) -> list[Any]:
     return found
 
 
+def summary(found: list[Any]) -> dict[str, Any]:
+    """Return the longest times and the median ratio of warm and of hot standbys."""
+    facts: dict[str, Any] = {"start_s_max": {}, "total_s_max": {}, "of_cold": {}}
+    for kind in WARMTHS:
+        alike = [each for each in found if each["kind"] == kind]
+        facts["start_s_max"][kind] = max(each["start_s"] for each in alike)
+        facts["total_s_max"][kind] = max(each["total_s"] for each in alike)
+        facts["of_cold"][kind] = round(statistics.median(each["of_cold"] for each in alike), 2)
+    return facts
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--drive", help=argparse.SUPPRESS)
     parser.add_argument("--quick", action="store_true", help="a trial: small, one of each")
     parser.add_argument("--keys", type=int, nargs="*")
     parser.add_argument("--backends", nargs="*")
-    parser.add_argument("--groups", nargs="*", default=["store", "zookeeper"])
+    parser.add_argument("--groups", nargs="*", default=GROUPS, choices=GROUPS)
+    parser.add_argument("--everywhere", action="store_true", help="all groups at every size")
+    parser.add_argument("--add", action="store_true", help="keep the cases of earlier runs")
     parser.add_argument("--repeats", type=int)
     options = parser.parse_args()
     if options.drive:
@@ -258,42 +331,21 @@ def main() -> None:
     is_quick = options.quick
     options.keys = options.keys or ([0, 100_000] if is_quick else [0, 1_000_000, 5_000_000])
     options.backends = options.backends or (["heap"] if is_quick else ["heap", "rocksdb"])
-    options.repeats = options.repeats or (1 if is_quick else 3)
-    server = ZooKeeper() if "zookeeper" in options.groups else None
-    try:
-        found = []
-        for backend in options.backends:
-            for keys in options.keys:
-                note(f"{backend}, {keys:,} keys")
-                groups = {}
-                if "store" in options.groups:
-                    groups["store"] = f"store:?lease={SESSION}"
-                if server is not None:
-                    path = f"failover-{backend}-{keys}"
-                    groups["zookeeper"] = f"zookeeper://{server.hosts}/{path}?session={SESSION}"
-                found += measure(backend, keys, groups, options.repeats)
-    finally:
-        if server is not None:
-            server.close()
-    standbys = [each for each in with_ratios(found) if each["kind"] != "cold"]
+    options.repeats = options.repeats or (1 if is_quick else 2)
+    with work_dir() as folder:
+        services = Services(options.groups, folder)
+        try:
+            found = cases_of(options, services)
+        finally:
+            services.close()
+    found = with_ratios(with_earlier(found) if options.add else found)
     result = {
         "session": SESSION,
         "repeats": options.repeats,
         "cases": found,
-        "start_s_max": {
-            kind: max(each["start_s"] for each in standbys if each["kind"] == kind)
-            for kind in WARMTHS
-        },
-        "total_s_max": {
-            kind: max(each["total_s"] for each in standbys if each["kind"] == kind)
-            for kind in WARMTHS
-        },
-        "of_cold": {
-            kind: statistics.median(each["of_cold"] for each in standbys if each["kind"] == kind)
-            for kind in WARMTHS
-        },
+        **summary(found),
     }
-    report("failover", result, keep=not options.quick)
+    report("failover", result, keep=not is_quick)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ START = "<!-- numbers: written by bench/readme.py from bench/results -->"
 END = "<!-- /numbers -->"
 NEXMARK_START = "<!-- nexmark: written by bench/readme.py from bench/results -->"
 NEXMARK_END = "<!-- /nexmark -->"
+FAILOVER_START = "<!-- failover: written by bench/readme.py from bench/results -->"
+FAILOVER_END = "<!-- /failover -->"
 
 Row = tuple[str, ...]
 
@@ -72,13 +74,72 @@ def comparisons() -> str:
             "an empty `foreachBatch`",
             f"takes {result('epoch_overhead')['of_bare']:.2f} × as long",
         ),
-        (
-            "From `python quickstart.py` to the first epoch",
-            "PySpark with one `mapInArrow` batch",
-            f"takes {result('first_epoch')['of_bare']:.2f} × as long",
-        ),
+        _hot_standby() or _first_epoch(),
     ]
     return _table(("task", "peer", "cairn against the peer"), rows)
+
+
+def _first_epoch() -> Row:
+    return (
+        "From `python quickstart.py` to the first epoch",
+        "PySpark with one `mapInArrow` batch",
+        f"takes {result('first_epoch')['of_bare']:.2f} × as long",
+    )
+
+
+def _failover_cases() -> list[dict[str, Any]]:
+    """Return what was measured of fail-overs; nothing before the first measurement."""
+    is_measured = (HERE / "results" / "failover.json").exists()
+    return list(result("failover")["cases"]) if is_measured else []
+
+
+def _hot_standby() -> Row | None:
+    """Return the README's row of the hot standby with the most state in memory."""
+    cases = [case for case in _failover_cases() if case["group"] == "zookeeper"]
+    hot = max((case for case in cases if _is(case, "heap", "hot")), key=_keys, default=None)
+    if hot is None:
+        return None
+    return (
+        f"From SIGKILL of the driver to the next epoch, {_millions(hot['keys'])} keys, hot standby",
+        "a restart at once",
+        f"takes {hot['of_cold']:.2f} × as long: {hot['total_s']:.1f} s",
+    )
+
+
+def _is(case: dict[str, Any], backend: str, kind: str) -> bool:
+    return bool(case["backend"] == backend and case["kind"] == kind)
+
+
+def _keys(case: dict[str, Any]) -> int:
+    return int(case["keys"])
+
+
+def failovers() -> str:
+    """Return the table of fail-overs: seconds of detection and of start, for each standby."""
+    cases = _failover_cases()
+    found = {(case["backend"], case["keys"], case["group"], case["kind"]): case for case in cases}
+    rows = []
+    for backend, keys in sorted({(case["backend"], case["keys"]) for case in cases}):
+        cold = found[backend, keys, "", "cold"]
+        for group in ("zookeeper", "store", "kubernetes"):
+            standbys = [found.get((backend, keys, group, kind)) for kind in ("warm", "hot")]
+            if any(standbys):
+                rows.append(
+                    (
+                        f"{backend}, {_millions(keys)} keys",
+                        group,
+                        f"{cold['total_s']:.1f} s",
+                        *(_gap(case) for case in standbys),
+                    )
+                )
+    head = ("state", "leadership", "cold restart", "warm standby", "hot standby")
+    return _table(head, rows) if rows else "Not measured yet."
+
+
+def _gap(case: dict[str, Any] | None) -> str:
+    if case is None:
+        return "-"
+    return f"{case['total_s']:.1f} s: {case['detection_s']:.1f} + {case['start_s']:.1f}"
 
 
 def _part(count: dict[str, Any]) -> str:
@@ -233,8 +294,7 @@ def _snapshots() -> list[Row]:
 
 
 def _fail_over() -> list[Row]:
-    """Return the row of fail-overs, once they were measured."""
-    if not (HERE / "results" / "failover.json").exists():
+    if not _failover_cases():
         return []
     measured = result("failover")
     ratio, total_s = measured["of_cold"], measured["total_s_max"]
@@ -355,6 +415,8 @@ def main() -> None:
         text = fill_in(path.read_text(), table)
         if NEXMARK_START in text:
             text = fill_in(text, nexmark(), NEXMARK_START, NEXMARK_END)
+        if FAILOVER_START in text:
+            text = fill_in(text, failovers(), FAILOVER_START, FAILOVER_END)
         path.write_text(text)
 
 

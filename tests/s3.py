@@ -4,6 +4,9 @@
         subprocess.run([...], env={**os.environ, **s3.env})     # or s3.in_environment()
         open_store(s3.url + "/checkpoint")
 
+A key `until-<milliseconds>` is refused after that time, as a session token is that has expired:
+`expiring` makes such keys, for `CAIRN_CREDENTIALS=tests.s3:expiring`.
+
 moto looks whether an object exists and then writes it, in two steps that threads can come
 between; `If-None-Match: *` would then have two winners. Requests that write are
 therefore served one at a time.
@@ -12,16 +15,21 @@ therefore served one at a time.
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 BUCKET = "cairn-tests"
+LIFE_MS = int(os.environ.get("CAIRN_TEST_KEY_MS", "2000"))
+"""Keys of `expiring` are good for this long."""
 
 
 class S3(NamedTuple):
@@ -77,6 +85,39 @@ def _environment(endpoint: str) -> dict[str, str]:
     }
 
 
+def expiring(url: str) -> Callable[[], dict[str, Any]]:
+    """Return a provider of keys that the server refuses a little later."""
+
+    def provide() -> dict[str, Any]:
+        now_s = time.time()
+        return {
+            "access_key_id": f"until-{int(now_s * 1000) + LIFE_MS}",
+            "secret_access_key": "test",
+            "token": None,
+            # Renewed in the second half of their life: a request may take a while.
+            "expires_at": dt.datetime.fromtimestamp(now_s + LIFE_MS / 2000, dt.UTC),
+        }
+
+    provide.refresh_threshold = dt.timedelta(0)  # type: ignore[attr-defined]
+    return provide
+
+
+class RefuseExpired:
+    """A WSGI application that refuses keys `until-<milliseconds>` after that time."""
+
+    def __init__(self, app: Callable[..., Iterable[bytes]]) -> None:
+        self._app = app
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        found = re.search(r"Credential=until-(\d+)/", environ.get("HTTP_AUTHORIZATION", ""))
+        if found is None or time.time() * 1000 < int(found[1]):
+            return self._app(environ, start_response)
+        # Else the rest of a body would be read as the next request.
+        environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        start_response("403 Forbidden", [("Content-Type", "application/xml")])
+        return [b"<Error><Code>ExpiredToken</Code><Message>expired</Message></Error>"]
+
+
 class OneWriteAtATime:
     """A WSGI application whose requests that write do not overlap."""
 
@@ -96,7 +137,7 @@ def _serve(bucket: str, host: str) -> None:
     from moto.server import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server
 
-    app = OneWriteAtATime(DomainDispatcherApplication(create_backend_app))
+    app = RefuseExpired(OneWriteAtATime(DomainDispatcherApplication(create_backend_app)))
     server = make_server(host, 0, app, threaded=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     endpoint = f"http://{host}:{server.server_port}"

@@ -12,6 +12,7 @@ from cairn.operators.join_plan import JoinPlan
 from cairn.operators.joins import Join
 from cairn.plan.check import (
     NO_UID,
+    check_bound,
     check_broadcast,
     check_broadcast_state,
     check_function,
@@ -72,14 +73,28 @@ class ConnectedStreams:
         return f"<connected streams {'; '.join(names)}>"
 
     def process(
-        self, function: Function, *, schema: SchemaLike, uid: str = NO_UID
+        self,
+        function: Function,
+        *,
+        schema: SchemaLike,
+        uid: str = NO_UID,
+        parallelism: int | None = None,
     ) -> ProcessStream:
-        """Run a function over the rows of all inputs. `uid` names its state, for good."""
+        """Run a function over the rows of all inputs. `uid` names its state, for good.
+
+        With `parallelism`, only that many subtasks get rows, of those that the job has. Rows of a
+        broadcast come to all.
+        """
         kind = Process if self._inlets[0].way == "spread" else KeyedProcess
-        return self._run(function, kind, schema, uid)
+        return self._run(function, kind, schema, uid, parallelism)
 
     def process_batch(
-        self, function: BatchProcess, *, schema: SchemaLike, uid: str = NO_UID
+        self,
+        function: BatchProcess,
+        *,
+        schema: SchemaLike,
+        uid: str = NO_UID,
+        parallelism: int | None = None,
     ) -> ProcessStream:
         """Run a function over Arrow batches of rows of many keys.
 
@@ -91,10 +106,15 @@ class ConnectedStreams:
             raise PlanError(
                 f"operator {uid!r}: process_batch needs keys\n  next: .key_by(...) before it"
             )
-        return self._run(function, BatchProcess, schema, uid)
+        return self._run(function, BatchProcess, schema, uid, parallelism)
 
     def _run(
-        self, function: Function, kind: type[Function], schema: SchemaLike, uid: str
+        self,
+        function: Function,
+        kind: type[Function],
+        schema: SchemaLike,
+        uid: str,
+        parallelism: int | None,
     ) -> ProcessStream:
         from cairn.stream import ProcessStream
 
@@ -107,7 +127,12 @@ class ConnectedStreams:
         check_broadcast_state(function, uid, self._broadcast)
         out = parse_schema(schema)
         job._nodes[uid] = ProcessNode(
-            uid, self._inlets, function, out, broadcast=with_name(self._broadcast)
+            uid,
+            self._inlets,
+            function,
+            out,
+            broadcast=with_name(self._broadcast),
+            parallelism=check_bound(uid, parallelism),
         )
         return ProcessStream(job, (Port(uid),), out)
 
@@ -144,7 +169,9 @@ def connect(job: Job, streams: dict[str, Any], what: str = "connect") -> Connect
     return ConnectedStreams(job, tuple(inlets))
 
 
-def join(left: Stream, right: Stream, plan: JoinPlan, uid: str) -> ProcessStream:
+def join(
+    left: Stream, right: Stream, plan: JoinPlan, uid: str, parallelism: int | None = None
+) -> ProcessStream:
     """Return the rows of two streams that belong together, as one stream."""
     job = left._job
     if right._job is not job:
@@ -153,12 +180,17 @@ def join(left: Stream, right: Stream, plan: JoinPlan, uid: str) -> ProcessStream
     if plan.clock == "event":
         function.set_times(_time_of(left, "left"), _time_of(right, "right"))
     return _connect_sides(left, right, plan).process_batch(
-        function, schema=plan.schema(_key_types(plan)), uid=uid
+        function, schema=plan.schema(_key_types(plan)), uid=uid, parallelism=parallelism
     )
 
 
 def join_as_of(
-    left: Stream, right: Stream, plan: JoinPlan, validity: Validity, uid: str
+    left: Stream,
+    right: Stream,
+    plan: JoinPlan,
+    validity: Validity,
+    uid: str,
+    parallelism: int | None = None,
 ) -> ProcessStream:
     """Return the rows of a stream, each with the version that was newest at its time."""
     if right._job is not left._job:
@@ -166,7 +198,7 @@ def join_as_of(
     _time_of(right, "right")
     function = AsOfJoin(plan, validity, _time_of(left, "left"))
     return _connect_sides(left, right, plan).process_batch(
-        function, schema=plan.schema(_key_types(plan)), uid=uid
+        function, schema=plan.schema(_key_types(plan)), uid=uid, parallelism=parallelism
     )
 
 

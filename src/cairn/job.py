@@ -181,10 +181,10 @@ class Job:
         executor has beside its heap.
 
         An empty checkpoint may start from a `savepoint`. Sources may be added and reordered;
-        `reset_sources` are read from their beginning. `allow_dropped_state` goes on without
-        operators, states and sources that the program no longer has. `allow_dropped_output`
-        goes on although a sink that the program no longer has, or has with another target, may
-        not have published the newest epoch.
+        `reset_sources` are read from their beginning, once per run. `allow_dropped_state` goes on
+        without operators, states and sources that the program no longer has.
+        `allow_dropped_output` goes on although a sink that the program no longer has, or has with
+        another target, may not have published the newest epoch.
 
         An epoch is kept while it is among the last `retained_epochs`, or younger than
         `retained_for` ("7 days"). `on_stop="delete"` removes the checkpoint when the run ends

@@ -110,6 +110,18 @@ def groups_of(subtask: int, parallelism: int, group_count: int, starts: Starts =
     return range(start, stop)
 
 
+def starts_within(most: int, parallelism: int, group_count: int, starts: Starts = ()) -> Starts:
+    """The ranges of an operator that at most `most` subtasks run; 0: as many as the job has.
+
+    The first subtasks own equal ranges, and the others none. An operator without a bound below
+    the parallelism has the ranges of the job.
+    """
+    if not 0 < most < parallelism:
+        return starts
+    owned = tuple(groups_of(subtask, most, group_count).start for subtask in range(most))
+    return owned + (group_count,) * (parallelism - most)
+
+
 def overlap(groups: range, others: range) -> range:
     """The key groups that are in both, which may be none."""
     return range(max(groups.start, others.start), min(groups.stop, others.stop))

@@ -21,7 +21,7 @@ from cairn.operators.window_functions import (
 )
 from cairn.operators.window_process import WindowPlan
 from cairn.plan.aggregation import Output, aggregation, partial_node
-from cairn.plan.check import NO_UID, check_same_schema, check_uid
+from cairn.plan.check import NO_UID, check_bound, check_same_schema, check_uid
 from cairn.plan.graph import Inlet, Port, ProcessNode, unite_times
 from cairn.state import Declaration, TTLLike
 from cairn.stream import ProcessStream, Stream
@@ -51,10 +51,20 @@ class KeyedStream:
         return KeyedStream(self._stream.filter(function, uid=uid), self._columns)
 
     def process(
-        self, function: KeyedProcess[Any], *, schema: SchemaLike, uid: str = NO_UID
+        self,
+        function: KeyedProcess[Any],
+        *,
+        schema: SchemaLike,
+        uid: str = NO_UID,
+        parallelism: int | None = None,
     ) -> ProcessStream:
-        """Run a function over every row of every key. `uid` names its state, for good."""
-        return self._connect().process(function, schema=schema, uid=uid)
+        """Run a function over every row of every key. `uid` names its state, for good.
+
+        With `parallelism`, only that many subtasks have keys, of those that the job has. It may
+        change from start to start, and all operators have it.
+        """
+        made = self._connect()
+        return made.process(function, schema=schema, uid=uid, parallelism=parallelism)
 
     def broadcast(self, rows: Stream, declaration: Declaration | None = None) -> ConnectedStreams:
         """Let a function see each of these rows in every subtask: rules, settings, small tables.
@@ -68,12 +78,20 @@ class KeyedStream:
         return ConnectedStreams(self._stream._job, (inlet,))
 
     def process_batch(
-        self, function: BatchProcess, *, schema: SchemaLike, uid: str = NO_UID
+        self,
+        function: BatchProcess,
+        *,
+        schema: SchemaLike,
+        uid: str = NO_UID,
+        parallelism: int | None = None,
     ) -> ProcessStream:
         """Run a function over Arrow batches of rows of many keys."""
-        return self._connect().process_batch(function, schema=schema, uid=uid)
+        made = self._connect()
+        return made.process_batch(function, schema=schema, uid=uid, parallelism=parallelism)
 
-    def latest(self, *, uid: str = NO_UID, ttl: TTLLike = None) -> ProcessStream:
+    def latest(
+        self, *, uid: str = NO_UID, ttl: TTLLike = None, parallelism: int | None = None
+    ) -> ProcessStream:
         """The newest row of each key: a key with a newer row is emitted at the end of the epoch.
 
         Newest is by event time where there is one, else by arrival. Of rows with the same time,
@@ -84,7 +102,7 @@ class KeyedStream:
         is_timed = unite_times(stream._job._nodes, stream._ports) is not None
         parsed = parse_ttl(ttl, f"latest {uid!r}", is_timed=is_timed)
         function = Latest(stream.schema, parsed, is_timed=is_timed)
-        return self.process_batch(function, schema=stream.schema, uid=uid)
+        return self.process_batch(function, schema=stream.schema, uid=uid, parallelism=parallelism)
 
     def window(
         self,
@@ -139,6 +157,7 @@ class KeyedStream:
         uid: str = NO_UID,
         emit: str = "change",
         changes: bool | str = False,
+        parallelism: int | str | None = None,
         **aggregates: str,
     ) -> ProcessStream:
         """Aggregates of all rows of a key so far: `total="sum(v)", n="count(*)"`.
@@ -157,7 +176,7 @@ class KeyedStream:
         """
         every_ms = running_interval_ms(emit, f"aggregation {uid!r}")
         output = Output(changes=_check_changes(changes, uid), every_ms=every_ms)
-        return aggregate(self._stream, self._columns, uid, aggregates, None, output)
+        return aggregate(self._stream, self._columns, uid, aggregates, None, output, parallelism)
 
 
 class WindowedStream:
@@ -183,7 +202,13 @@ class WindowedStream:
     def early_ms(self) -> int | None:
         return self.plan.early_ms
 
-    def reduce(self, function: Callable[[Any, Any], Any], *, uid: str = NO_UID) -> ProcessStream:
+    def reduce(
+        self,
+        function: Callable[[Any, Any], Any],
+        *,
+        uid: str = NO_UID,
+        parallelism: int | None = None,
+    ) -> ProcessStream:
         """Fold the rows of a window into one: `function(row, row)` gives a row of their schema.
 
         Results: the key columns, `window_start`, `window_end`, and the other columns.
@@ -193,10 +218,15 @@ class WindowedStream:
         check_arguments(function, f"operator {uid!r}: the function of reduce ", "left", "right")
         schema, keys = self.keyed._stream.schema, self._keys(uid)
         made = WindowReduce(self.plan, schema, keys, function)
-        return self.keyed.process(made, schema=made.schema, uid=uid)
+        return self.keyed.process(made, schema=made.schema, uid=uid, parallelism=parallelism)
 
     def process(
-        self, function: WindowFunction, *, schema: SchemaLike, uid: str = NO_UID
+        self,
+        function: WindowFunction,
+        *,
+        schema: SchemaLike,
+        uid: str = NO_UID,
+        parallelism: int | None = None,
     ) -> ProcessStream:
         """Give all rows of a window to a function at once; they are kept until then.
 
@@ -205,10 +235,15 @@ class WindowedStream:
         check_window_function(function, uid)
         keyed = self.keyed
         made = WindowApply(self.plan, keyed._stream.schema, self._keys(uid), function, schema)
-        return keyed.process(made, schema=made.schema, uid=uid)
+        return keyed.process(made, schema=made.schema, uid=uid, parallelism=parallelism)
 
     def aggregate(
-        self, *, uid: str = NO_UID, changes: bool | str = False, **aggregates: str
+        self,
+        *,
+        uid: str = NO_UID,
+        changes: bool | str = False,
+        parallelism: int | str | None = None,
+        **aggregates: str,
     ) -> ProcessStream:
         """Aggregates of each window: `total="sum(v)", n="count(*)"`, as on a keyed stream.
 
@@ -224,7 +259,9 @@ class WindowedStream:
             )
         keyed = self.keyed
         output = Output(changes=_check_changes(changes, uid))
-        return aggregate(keyed._stream, keyed._columns, uid, aggregates, self.plan, output)
+        return aggregate(
+            keyed._stream, keyed._columns, uid, aggregates, self.plan, output, parallelism
+        )
 
     def _keys(self, uid: str) -> tuple[str, ...]:
         """Return the key columns, for code that runs per key."""
@@ -253,10 +290,12 @@ def aggregate(
     asked: dict[str, str],
     plan: WindowPlan | None,
     output: Output,
+    parallelism: int | str | None = None,
 ) -> ProcessStream:
     """Add the two nodes of an aggregation; `plan` has the windows, None for a running one."""
     job = stream._job
     check_uid(uid, job._nodes)
+    bound = check_bound(uid, parallelism)
 
     def make(*, carries_rows: bool) -> tuple[Aggregation, Partials]:
         return aggregation(
@@ -274,13 +313,15 @@ def aggregate(
     name = f"partial:{uid}"
     job._nodes[name] = partial_node(name, stream._ports, uid, partials)
     inlet = Inlet((Port(name),), partials.layout.keys)
-    job._nodes[uid] = ProcessNode(uid, (inlet,), function, function.schema)
+    job._nodes[uid] = ProcessNode(uid, (inlet,), function, function.schema, parallelism=bound)
 
     def keep_late_rows() -> None:
         function, partials = make(carries_rows=True)
         sides = ((LATE, stream.schema),)
         job._nodes[name] = partial_node(name, stream._ports, uid, partials)
-        job._nodes[uid] = ProcessNode(uid, (inlet,), function, function.schema, sides)
+        job._nodes[uid] = ProcessNode(
+            uid, (inlet,), function, function.schema, sides, parallelism=bound
+        )
 
     is_late = plan is not None and plan.has_late_rows
     return AggregateStream(job, uid, stream, function.schema, keep_late_rows if is_late else None)

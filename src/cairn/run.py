@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -93,9 +94,13 @@ class Run:
             raise
 
     def _begin_life(self, graph: Graph, standby: Standby | None, grant: Grant | None) -> _Life:
+        options = self._options
+        if options.reset_sources and self._lives.has_committed:
+            # An epoch of an earlier life has them behind it: a reset is done once.
+            options = replace(options, reset_sources=())
         return _Life(
             graph,
-            self._options,
+            options,
             standby,
             grant,
             on_end=lambda: None if self._lives.is_repeated else self._web.close(),
@@ -359,7 +364,8 @@ class Run:
             self._lives.raise_error(again=False)
 
     def __repr__(self) -> str:
-        newest = self._engine.coordinator.newest
+        life = self._lives.life
+        newest = None if life is None else life.engine.coordinator.newest
         at = "no epoch yet" if newest is None else f"epoch {newest.number}"
         return f"<run of {self.name}: {self.status}, {at}>"
 

@@ -257,13 +257,19 @@ class Stream:
         )
 
     def process(
-        self, function: Process[Any], *, schema: SchemaLike, uid: str = NO_UID
+        self,
+        function: Process[Any],
+        *,
+        schema: SchemaLike,
+        uid: str = NO_UID,
+        parallelism: int | None = None,
     ) -> ProcessStream:
         """Run a function without keys over every row. `uid` names its state, for good.
 
         It runs where the rows are, without a shuffle, if they come from another operator.
         """
-        return self._spread().process(function, schema=schema, uid=uid)
+        made = self._spread()
+        return made.process(function, schema=schema, uid=uid, parallelism=parallelism)
 
     def broadcast(self, rows: Stream, declaration: Declaration | None = None) -> ConnectedStreams:
         """Let a function without keys see each of these rows in every subtask."""
@@ -282,6 +288,7 @@ class Stream:
         how: Literal["inner", "left", "right", "full"] = "inner",
         uid: str = NO_UID,
         suffix: str = "_right",
+        parallelism: int | None = None,
     ) -> ProcessStream:
         """Rows of two streams with equal keys, near each other in time if `within` is given.
 
@@ -309,7 +316,7 @@ class Stream:
         plan = join_plan(
             self.schema, right.schema, on, within, how, suffix, ttl=ttl, has_time=has_time
         )
-        return join(self, right, plan, uid)
+        return join(self, right, plan, uid, parallelism)
 
     def join_as_of(
         self,
@@ -320,6 +327,7 @@ class Stream:
         valid_until: str | Duration | None = None,
         uid: str = NO_UID,
         suffix: str = "_right",
+        parallelism: int | None = None,
     ) -> ProcessStream:
         """Each row with the version of its key that was newest at the row's event time.
 
@@ -333,10 +341,15 @@ class Stream:
             raise PlanError(f"join_as_of with a {type(versions).__name__}\n  expected: a stream")
         plan = as_of_plan(self.schema, versions.schema, on, how, suffix)
         validity = check_validity(valid_until, versions.schema)
-        return join_as_of(self, versions, plan, validity, uid)
+        return join_as_of(self, versions, plan, validity, uid, parallelism)
 
     def deduplicate(
-        self, *, on: str | Sequence[str], within: Duration | None = None, uid: str = NO_UID
+        self,
+        *,
+        on: str | Sequence[str],
+        within: Duration | None = None,
+        uid: str = NO_UID,
+        parallelism: int | None = None,
     ) -> ProcessStream:
         """The first row of each key; with `within`, again after that time.
 
@@ -350,8 +363,9 @@ class Stream:
         if within is not None:
             within_ms = duration_ms(within, "within of deduplicate", positive=True)
             function = DistinctWithin(within_ms, by_event=is_timed)
-        keyed = self.key_by(*columns)
-        return keyed.process_batch(function, schema=self.schema, uid=uid)
+        return self.key_by(*columns).process_batch(
+            function, schema=self.schema, uid=uid, parallelism=parallelism
+        )
 
     def top(
         self,
@@ -361,6 +375,7 @@ class Stream:
         per: str | Sequence[str],
         uid: str = NO_UID,
         ttl: TTLLike = None,
+        parallelism: int | None = None,
     ) -> ProcessStream:
         """The first n rows of each key by some columns: `top(10, by="price desc", per="auction")`.
 
@@ -376,7 +391,9 @@ class Stream:
         is_timed = unite_times(self._job._nodes, self._ports) is not None
         parsed = parse_ttl(ttl, f"top {uid!r}", is_timed=is_timed)
         function = Top(n, parse_by(by, self.schema), self.schema, parsed)
-        return self.key_by(*columns).process_batch(function, schema=function.schema, uid=uid)
+        return self.key_by(*columns).process_batch(
+            function, schema=function.schema, uid=uid, parallelism=parallelism
+        )
 
     def sink_to(self, sink: Sink, *, uid: str = NO_UID) -> None:
         """Write the stream out; an epoch's rows become visible when it is committed."""

@@ -60,6 +60,9 @@ def test_numbers_of_readme_and_benchmarks_page_are_those_of_the_results() -> Non
     for text, table in pages.items():
         assert script["fill_in"](text, table) == text, "run bench/readme.py"
     assert len(pages[README].splitlines()) <= 2 + 10, "ten numbers are enough for a README"
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    marks = script["FAILOVER_START"], script["FAILOVER_END"]
+    assert script["fill_in"](page, script["failovers"](), *marks) == page, "run bench/readme.py"
     marks = script["NEXMARK_START"], script["NEXMARK_END"]
     assert script["fill_in"](README, script["nexmark"](), *marks) == README, "run bench/readme.py"
 

@@ -30,7 +30,7 @@ import pytest
 from cairn.crash import crash_point
 from cairn.driver.coordinator.rounds import Outcome
 from cairn.errors import EpochError
-from cairn.key_groups import Starts, key_hasher, subtask_of
+from cairn.key_groups import Starts, key_hasher, starts_within, subtask_of
 from cairn.plan.deploy import incoming
 from cairn.plan.graph import Edge, Graph, Level, Port
 from cairn.process_identity import ProcessIdentity, identify
@@ -221,7 +221,9 @@ class Cluster:
     ) -> tuple[Any, Any]:
         if not edge.keys:
             at = np.arange(len(rows), dtype=np.int32)
-            return np.zeros(len(rows), np.int32), at % parallelism
+            return np.zeros(len(rows), np.int32), at % min(
+                edge.parallelism or parallelism, parallelism
+            )
         types = [edge.schema.field(name).type for name in edge.keys]
         hash_key = key_hasher(types)
         columns = [
@@ -230,6 +232,7 @@ class Cluster:
         ]
         count = self.graph.group_count
         groups = [hash_key(key) % count for key in zip(*columns, strict=True)]
+        starts = starts_within(edge.parallelism, parallelism, count, starts)
         subtasks = [subtask_of(group, parallelism, count, starts) for group in groups]
         return np.array(groups, np.int32), np.array(subtasks, np.int32)
 

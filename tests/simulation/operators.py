@@ -135,6 +135,13 @@ def _connect(left: Stream, right: Stream) -> Stream:
     return connected.process_batch(Balance(), schema="k string, total bigint", uid="op")
 
 
+def _bounded(left: Stream, right: Stream) -> Stream:
+    """Operators of one level in two subtasks and in all, before one in three."""
+    few = left.deduplicate(on=["k", "at"], uid="few", parallelism=2)
+    many = right.deduplicate(on=["k", "at"], uid="many")
+    return few.union(many).top(3, by="at desc", per="k", uid="op", parallelism=3)
+
+
 # Aggregations: the partials that Spark would make are the input
 
 
@@ -223,6 +230,7 @@ SHAPES: dict[str, Shape] = {
         )
     ),
     "connected": _of_two(_connect),
+    "bounded": _of_two(_bounded),
     "changes": _aggregated_twice(),
     "count windows": _aggregated(WindowPlan(windows.count(5, every=2)), COUNTED),
     "windows with changes": _aggregated(

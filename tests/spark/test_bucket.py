@@ -1,4 +1,7 @@
-"""The checkpoint in a bucket, and Spark without a file system for buckets."""
+"""The checkpoint in a bucket, and Spark without a file system for buckets.
+
+The keys of the bucket expire after some seconds, and driver and slots ask for new ones.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,11 @@ from tests.spark.support import Input, Program, epochs
 from tests.spark.test_crashes import Undisturbed
 
 FILES = 4
+EXPIRING = {
+    "CAIRN_CREDENTIALS": "tests.s3:expiring",
+    "CAIRN_TEST_KEY_MS": "8000",
+    "AWS_ACCESS_KEY_ID": "until-1",
+}
 
 
 @pytest.fixture
@@ -43,7 +51,8 @@ def test_job_goes_on_from_a_bucket_on_another_host_without_a_file_of_sparks(
         def run(number, checkpoint, *arguments):
             runtime = short / f"r{number}"
             given = (source.folder, work, "--checkpoint", checkpoint, *arguments)
-            with Program("ledger", *given, CAIRN_RUNTIME_DIR=str(runtime)) as program:
+            environment = {"CAIRN_RUNTIME_DIR": str(runtime), **EXPIRING}
+            with Program("ledger", *given, **environment) as program:
                 assert program.end()[-1]["end"] == "finished", program.errors[-3000:]
             assert not list(runtime.glob("*/*/p-spark")), "removed with the run"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -9,13 +10,16 @@ from typing import Any
 
 import pytest
 
-from cairn import Job, KeyedProcess, sinks
+from cairn import Job, KeyedProcess, sinks, state
 from cairn.driver.coordinator.leadership.in_store import StoreLeadership
-from cairn.errors import EpochError
+from cairn.errors import EpochError, StateSchemaError
+from cairn.storage.log import Log
+from cairn.storage.manifest import Takeover
 from cairn.storage.store import open_store
 from tests.spark.live import Undisturbed
 from tests.spark.programs.ledger import build, payments
 from tests.spark.support import Input, Program, by_id, epochs, finish, published, stored_state
+from tests.zookeeper import ZooKeeper
 
 ROWS = "id bigint"
 
@@ -70,6 +74,10 @@ def check(undisturbed: Any, work: Path) -> None:
     assert stored_state(undisturbed.job, work / "checkpoint") == undisturbed.state()
     numbers = [epoch.number for epoch in epochs(work / "checkpoint")]
     assert numbers == sorted(set(numbers))
+
+
+def records(work: Path) -> list[Any]:
+    return [*Log(open_store(str(work / "checkpoint"))).records()]
 
 
 def terms(work: Path) -> int:
@@ -214,3 +222,83 @@ def test_a_run_that_is_stopped_in_standby_ends_at_once(spark, undisturbed, tmp_p
             time.sleep(0.1)
         leader.kill()
     assert terms(tmp_path) == 1
+
+
+def test_a_leader_without_zookeeper_waits_and_goes_on_when_it_is_back(spark, undisturbed, tmp_path):
+    source = Input(tmp_path / "in", undisturbed.source.schema)
+    server = ZooKeeper()
+    run: Any = None
+    try:
+        run = build(spark, source.folder, tmp_path).start(
+            checkpoint=str(tmp_path / "checkpoint"),
+            ha=f"zookeeper://{server.hosts}/job?session=2s",
+            trigger="50 milliseconds",
+            parallelism=2,
+            retained_epochs=100,
+        )
+        source.add_all(undisturbed.files[:2])
+        run.process_all_available()
+        server.stop()
+        source.add_all(undisturbed.files[2:4])
+        await_status(run, "standby")
+        assert run.leader is None and run.is_active
+        server.start()
+        await_lead(run)
+        source.add_all(undisturbed.files[4:])
+        run.process_all_available()
+        assert (run.failovers, run.restarts, run.leader.pid) == (0, 0, os.getpid())
+    finally:
+        if run is not None:
+            run.stop()
+        server.close()
+    assert terms(tmp_path) == 2
+    check(undisturbed, tmp_path)
+
+
+class OtherLedger(KeyedProcess[Any]):
+    """Another version of the program, which does not fit the state."""
+
+    count = state.Value("string", default="")
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        return None
+
+
+def test_a_standby_with_another_program_shows_its_refusal_and_never_leads(
+    spark, undisturbed, tmp_path
+):
+    options = {
+        "checkpoint": str(tmp_path / "checkpoint"),
+        "ha": "store:?lease=1s",
+        "trigger": "50 milliseconds",
+        "parallelism": 2,
+        "retained_epochs": 100,
+    }
+    source = undisturbed.source
+    other = build(spark, source.folder, tmp_path, OtherLedger())
+    run = build(spark, source.folder, tmp_path).start(**options)
+    ended: list[BaseException] = []
+    waiting = threading.Thread(target=lambda: ended.append(error_of(other, options)))
+    try:
+        run.process_all_available()
+        waiting.start()
+        deadline = time.monotonic() + 60
+        while not (found := run.group().standbys):
+            assert time.monotonic() < deadline, "no standby came"
+            time.sleep(0.1)
+        assert "operator 'ledger', state 'count'" in (found[0].refusal or "")
+        with pytest.raises(EpochError, match="would be refused"):
+            run.resign()
+        assert run.status in ("running", "idle") and waiting.is_alive()
+    finally:
+        run.stop()
+    waiting.join(60)
+    assert isinstance(ended[0], StateSchemaError)
+    assert not isinstance(records(tmp_path)[-1], Takeover), "a refused program fences nobody"
+    check(undisturbed, tmp_path)
+
+
+def error_of(job: Job, options: Any) -> BaseException:
+    with pytest.raises(StateSchemaError) as raised:
+        job.start(**options)
+    return raised.value

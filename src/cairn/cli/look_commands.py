@@ -90,8 +90,8 @@ def leader(
 ) -> None:
     """Show who leads a job, since when and where, and which drivers wait.
 
-    With store: it watches the records of the drivers for up to a lease. Secrets of ZooKeeper come
-    from the environment. The exit code is 1 if nobody leads.
+    With store: and Kubernetes it watches the records of the drivers for up to a lease. Secrets of
+    ZooKeeper come from the environment. The exit code is 1 if nobody leads.
 
     [dim]cairn leader ckpt[/dim]
     """

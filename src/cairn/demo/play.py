@@ -190,6 +190,8 @@ class Play:
         stage.print_event(f"second act: a hot standby is started, pid {standby.pid}")
         stage.set_step("the standby starts Spark and restores the state")
         self._until(lambda: watch.find_standby(standby.pid) is not None, "the standby")
+        held = watch.find_standby(standby.pid)
+        stage.print_event(f"the standby waits; its slots hold epoch {held}")
         pid, term = self._driver.pid, self._term()
         self._driver.kill()
         killed_s, self._driver = time.monotonic(), standby

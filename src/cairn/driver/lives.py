@@ -29,6 +29,7 @@ from cairn.driver.coordinator.leadership import open_leadership
 from cairn.driver.coordinator.leadership.base import Grant, Leadership, Member
 from cairn.driver.engine import Engine
 from cairn.driver.group import Group, choose_successor
+from cairn.driver.life_notes import note_group, note_restart
 from cairn.driver.options import Options
 from cairn.driver.restarts import Restarts, parse_restart
 from cairn.driver.standby import Standby
@@ -37,11 +38,14 @@ from cairn.ids import new_id
 from cairn.logs import logger
 from cairn.plan.graph import Graph
 from cairn.report.status import Ending, Restart, Status
-from cairn.storage.notes import RESTARTS_KEPT, write_group, write_restart
+from cairn.storage.log import Log
+from cairn.storage.notes import RESTARTS_KEPT
 from cairn.storage.store import open_store
 
 STANDBY_S = 2.0
 """A standby compares its program with the newest epoch at this interval."""
+STANDBY_AGAIN_S = 5.0
+"""The pause of a driver that has led and cannot be a standby now, if its policy has none."""
 STOP_PATIENCE_S = 60.0
 
 
@@ -82,6 +86,8 @@ class Lives(Generic[L]):
         """The status between two lives; None during one."""
         self.error: BaseException | None = None
         """The error that ended the run."""
+        self.has_committed = False
+        """True once a life has committed an epoch: its `reset_sources` are done."""
         self.failovers = 0
         """The number of times that this process has continued the job of another one."""
         self.restart_history: deque[Restart] = deque(maxlen=RESTARTS_KEPT)
@@ -106,7 +112,8 @@ class Lives(Generic[L]):
         )
         self._grant: Grant | None = None
         self._terms: set[int] = set()
-        """The terms in which this process has led."""
+        """The terms of the lives so far."""
+        self._describing = threading.Lock()
         self._passed_on: tuple[L, str] | None = None
         """The life that ends because it was told to resign, and its successor."""
         self._stopping = threading.Event()
@@ -293,7 +300,7 @@ class Lives(Generic[L]):
         pause_s = self._restarts.after(error)
         if pause_s is None:
             return False
-        cause = str(error).partition("\n")[0]
+        cause = _first_line(error)
         self._note_restart(error, cause, pause_s)
         self.waits_as = "restarting"
         logger.warning(
@@ -301,10 +308,13 @@ class Lives(Generic[L]):
             extra={"job": self._graph.name},
         )  # fmt: skip
         progress.say(f"restarting in {pause_s:g} s, after: {cause}")
+        self._sleep(pause_s)
+        return True
+
+    def _sleep(self, pause_s: float) -> None:
         deadline_s = time.monotonic() + pause_s
         while time.monotonic() < deadline_s and not self._is_stopping():
             time.sleep(0.1)
-        return True
 
     def _note_restart(self, error: BaseException, cause: str, pause_s: float) -> None:
         restart = Restart(
@@ -317,16 +327,7 @@ class Lives(Generic[L]):
             pid=self._member.pid,
         )
         self.restart_history.append(restart)
-        # A store that is away, for example, must not make the pause longer.
-        threading.Thread(
-            target=self._write_restart, args=(restart,), daemon=True, name="cairn-restart"
-        ).start()
-
-    def _write_restart(self, restart: Restart) -> None:
-        try:
-            write_restart(open_store(self._options.checkpoint), restart)
-        except Exception as error:
-            logger.warning("a restart could not be noted in the checkpoint: %s", error)
+        note_restart(self._options.checkpoint, restart)
 
     def _next_life(self) -> None:
         """Wait for the lead and start; a start that may succeed later is repeated."""
@@ -334,16 +335,20 @@ class Lives(Generic[L]):
             standby: Standby | None = None
             grant: Grant | None = None
             try:
+                self._check_stopping()  # Also between two tries that fail.
                 if self._leadership is not None:
                     standby = self._stand_by()
                     grant = self._grant
                 self._restarts.begin()
                 self._check_stopping()
+                self._note_committed()
                 life = self._begin_life(standby, grant)
-                if grant is not None:
+                term = life.engine.coordinator.term
+                if grant is not None and self._leadership is not None:
                     _watch(grant, life.engine)
                     self._count_failover(life.engine)
-                    self._note_group(life.engine.coordinator.term)
+                    note_group(self._options.checkpoint, term, self._leadership.url)
+                self._terms.add(term)
                 self.life, self.waits_as = life, None
                 if self._stopping.is_set():
                     # `stop` came while the life began, and has not seen it.
@@ -353,30 +358,27 @@ class Lives(Generic[L]):
                 if standby is not None:
                     standby.close()
                 self._resign()
-                is_beaten = grant is not None and isinstance(error, CommitConflictError)
                 if isinstance(error, StoppedInStandbyError):
                     raise
-                if not is_beaten and not self._pause_after(error):
+                is_beaten = grant is not None and isinstance(error, CommitConflictError)
+                if is_beaten or self._pause_after(error):
+                    continue
+                # It has led, so its program and options are right: the store or Spark is not.
+                is_standby = self._leadership is not None and grant is None
+                if not is_standby or self.life is None or self._restarts.is_over:
                     raise
+                logger.warning("this driver cannot be a standby now: %s", _first_line(error))
+                self._sleep(STANDBY_AGAIN_S)
 
     def _count_failover(self, engine: Engine) -> None:
         newest = engine.coordinator.newest
         self.failovers += newest is not None and newest.term not in self._terms
-        self._terms.add(engine.coordinator.term)
 
-    def _note_group(self, term: int) -> None:
-        """Note in the checkpoint where the group is, for readers."""
-        leadership = self._leadership
-        assert leadership is not None, "only a member of a group is granted the lead"
-
-        def write() -> None:
-            try:
-                write_group(open_store(self._options.checkpoint), term, leadership.url)
-            except Exception as error:
-                logger.warning("the group could not be noted in the checkpoint: %s", error)
-
-        # The first epoch does not wait for this.
-        threading.Thread(target=write, daemon=True, name="cairn-group").start()
+    def _note_committed(self) -> None:
+        """Look in the log, which also has an epoch whose commit was not acknowledged."""
+        if self._options.reset_sources and self._terms and not self.has_committed:
+            newest = Log(open_store(self._options.checkpoint)).newest_epoch()
+            self.has_committed = newest is not None and newest.term in self._terms
 
     def _stand_by(self) -> Standby:
         """Wait until this member leads; the program is ready to start then."""
@@ -405,8 +407,11 @@ class Lives(Generic[L]):
             granted.set()
             logger.info("this driver is granted the lead", extra={"job": self._graph.name})
             # Before the takeover: the first record of the leader has it.
-            self._member = msgspec.structs.replace(self._member, since_ms=clock_ms(), refusal=None)
-            self._leadership.update(self._member)
+            with self._describing:
+                self._member = msgspec.structs.replace(
+                    self._member, since_ms=clock_ms(), refusal=None, epoch=None
+                )
+                self._leadership.update(self._member)
         except BaseException:
             granted.set()
             standby.close()
@@ -423,12 +428,13 @@ class Lives(Generic[L]):
         """Show the others if this program could continue the job, and from which epoch."""
         assert self._leadership is not None, "only a group has standbys"
         while not granted.wait(STANDBY_S):
-            member = msgspec.structs.replace(
-                self._member, refusal=standby.refusal(), epoch=standby.epoch
-            )
-            if member != self._member and not granted.is_set():
-                self._member = member
-                self._leadership.update(member)
+            refusal, epoch = standby.refusal(), standby.epoch
+            with self._describing:
+                member = msgspec.structs.replace(self._member, refusal=refusal, epoch=epoch)
+                # A leader has described itself by now.
+                if member != self._member and not granted.is_set():
+                    self._member = member
+                    self._leadership.update(member)
 
     def _resign(self, to: str | None = None) -> None:
         grant, self._grant = self._grant, None
@@ -454,6 +460,10 @@ class Lives(Generic[L]):
         finally:
             self.ended.set()
             self._on_end()
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _watch(grant: Grant, engine: Engine) -> None:

@@ -87,6 +87,8 @@ def check_options(graph: Graph, options: Options, spark: SparkSession) -> int:
             "standby='hot' is for a driver of a group, and this run has none\n"
             "  next: pass ha= as well, such as 'store:'"
         )
+    if options.ha is not None:
+        check_group(options)
     check_guarantee(options.guarantee, options.checkpoint_every)
     if options.commit_timeout is not None:
         duration_ms(options.commit_timeout, "commit_timeout")
@@ -121,6 +123,23 @@ def check_options(graph: Graph, options: Options, spark: SparkSession) -> int:
     if options.autoscale == "on":
         return given[0]  # More within a few epochs, if they are needed.
     return min(max(cores, given[0]), given[-1])
+
+
+def check_group(options: Options) -> None:
+    """Refuse what is for a run without standbys: each takeover is a start with these options."""
+    if options.on_stop == "delete":
+        raise PlanError(
+            "on_stop='delete' is for a run without ha=: a driver that waits would go on with a "
+            "checkpoint that is gone\n"
+            "  next: leave on_stop= out; stop all drivers, then remove the checkpoint with cairn rm"
+        )
+    if options.reset_sources:
+        raise PlanError(
+            "reset_sources= is for a run without ha=: each driver that takes over would read "
+            f"{', '.join(map(repr, options.reset_sources))} from the beginning again\n"
+            "  next: start once with reset_sources= and without ha=, stop it after an epoch, then "
+            "start the group"
+        )
 
 
 def parallelism_range(options: Options, group_count: int) -> range | None:

@@ -30,6 +30,7 @@ from cairn.errors import (
     StateSchemaError,
 )
 from cairn.protocol.letters import steady
+from cairn.storage.store import is_transient
 from cairn.types.durations import duration_ms
 
 Kind = Literal["none", "fixed", "exponential", "rate"]
@@ -108,6 +109,8 @@ class Restarts:
         self.policy = policy
         self.count = 0
         """Restarts of this process so far."""
+        self.is_over = False
+        """True if repetition cannot fix the last error, whatever the policy."""
         self._clock = clock
         self._in_a_row = 0
         self._began_s = clock()
@@ -126,6 +129,7 @@ class Restarts:
             self._in_a_row = 0
             self._rows.clear()
         if not isinstance(error, Exception) or self._is_hopeless(error):
+            self.is_over = True
             return None
         pause_s = self._pause_s(now_s)
         if pause_s is not None:
@@ -135,7 +139,7 @@ class Restarts:
     def _is_hopeless(self, error: BaseException) -> bool:
         """True if another life would fail in the same way."""
         if isinstance(error, (*_HOPELESS, CommitConflictError)):
-            return True
+            return not _may_pass(error)
         if not isinstance(error, FunctionError) or error.facts.get("is_of_system"):
             return False
         # A slot has seen the function fail twice on this row, in the same way.
@@ -170,3 +174,9 @@ class Restarts:
             return policy.first_s if self._in_a_row <= policy.restarts_max else None
         doubled = policy.first_s * 2.0 ** min(self._in_a_row - 1, 60)
         return min(policy.most_s, doubled)
+
+
+def _may_pass(error: BaseException) -> bool:
+    """True for a start that could not use its checkpoint at that moment: the store was away."""
+    cause = error.__cause__
+    return isinstance(error, PlanError) and cause is not None and is_transient(cause)

@@ -97,6 +97,7 @@ class Scaling:
                 report,
                 backlog_rows=total_backlog(self._backlog),
                 heaviest_share=self._coordinator.load.heaviest_share(),
+                spec=self._coordinator.spec,
             )
         )
 

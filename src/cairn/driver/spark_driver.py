@@ -52,7 +52,7 @@ from cairn.plan.graph import Graph, TransformNode
 from cairn.plan.measures import Observed
 from cairn.plan.parts import Batch, count_rows, open_batch
 from cairn.plan.pruning import find_read
-from cairn.plan.sql import is_keyed
+from cairn.plan.sql import Feed
 from cairn.protocol.lookups import DoorSpec, this_host
 from cairn.protocol.messages import (
     Ack,
@@ -131,6 +131,11 @@ class SparkDriver:
         """Plan the epochs to come: with these functions, subtasks and ranges of key groups."""
         self._wait_for_slots()
         spec_id, pickled = replace(spec, door=self.door).pickle()
+        is_pinned = self._is_cluster and self.graph.needs_slots
+        feeds = [
+            Feed(self.graph, level, parallelism, is_pinned, starts) for level in self.graph.levels
+        ]
+        checked = [feed.checked_starts for feed in feeds]
         forwards = [
             Forward(
                 self.run_id,
@@ -138,15 +143,14 @@ class SparkDriver:
                 tuple(edge.index for edge in self.graph.levels[level.index].edges),
                 level.incoming,
                 level.outgoing,
-                spec.group_count if is_keyed(self.graph.levels[level.index]) else None,
+                None if owned is None else spec.group_count,
                 spec_id,
                 pickled,
                 self._reports,
-                starts=starts,
+                starts=owned or (),
             )
-            for level in spec.levels
+            for level, owned in zip(spec.levels, checked, strict=True)
         ]
-        is_pinned = self._is_cluster and self.graph.needs_slots
         pin = self._take_pin(parallelism) if is_pinned else None
         planner = Planner(self.graph, parallelism, forwards, pin, starts)
         if self._planner is None:

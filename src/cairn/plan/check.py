@@ -55,6 +55,20 @@ def check_uid(uid: str, taken: Mapping[str, Any]) -> None:
         )
 
 
+def check_bound(uid: str, parallelism: int | str | None) -> int:
+    """Return the parallelism of an operator; 0: that of the job."""
+    if parallelism is None:
+        return 0
+    if isinstance(parallelism, bool) or not isinstance(parallelism, int) or parallelism < 1:
+        raise PlanError(
+            f"operator {uid!r}: parallelism={parallelism!r}\n"
+            "  expected: the number of subtasks that get its rows at most, 1 or more\n"
+            "  next: leave it out for as many as the job has",
+            uid=uid,
+        )
+    return parallelism
+
+
 def check_columns(names: Iterable[str], schema: pa.Schema, what: str) -> None:
     for name in names:
         if name not in schema.names:

@@ -167,6 +167,7 @@ def _operator(
         delay_ms=max(map(graph.times.delay_ms, node.row_inputs)),
         stored_key_types=key_types(graph, node.inlets) if node.keys else (),
         broadcast=node.broadcast,
+        parallelism=node.parallelism,
     )
 
 
@@ -204,6 +205,7 @@ def _feedbacks(
             inlet=replace(operators[back.operator].inlets[back.inlet], lane=edges[back.uid].index),
             target=back.inlet,
             key_fields=tuple(operators[back.operator].key_fields),
+            parallelism=operators[back.operator].parallelism,
         )
         for back in graph.returns
         if back.uid in edges

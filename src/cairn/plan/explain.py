@@ -162,6 +162,7 @@ def _operator(graph: Graph, node: ProcessNode) -> GraphOperator:
         kind=_kind(function),
         level=graph.level_of(node.uid),
         chained=node.uid in graph.chained,
+        parallelism=node.parallelism or None,
         keys=_keys(graph, node),
         inputs=[inlet.name for inlet in node.row_inlets if inlet.name],
         join=join,
@@ -302,6 +303,8 @@ def _name_shuffle(graph: Graph, edge: Edge) -> str:
         return "never"
     if not level.is_straight:
         return "always"
+    if any(each.parallelism for each in level.edges):
+        return "with several executors, or more subtasks than an operator takes"
     if any(isinstance(graph.nodes[each.consumer], ProcessNode) for each in level.edges):
         return "with several executors, or fewer partitions than subtasks"
     return "with several executors"
@@ -468,7 +471,8 @@ def _consumer_text(node: GraphOperator | GraphSink, first: str, margin: str) -> 
     keys = ", ".join(f"{name} {type_}" for name, type_ in node.keys.items())
     by = f", key {keys}" if keys else ""
     timers = ", timers" if node.timers else ""
-    yield f"{first}operator {node.uid}  {node.function} ({node.kind}{by}{timers})"
+    most = "" if node.parallelism is None else f", {_many(node.parallelism, 'subtask')} at most"
+    yield f"{first}operator {node.uid}  {node.function} ({node.kind}{by}{timers}{most})"
     if node.join is not None:
         yield f"{margin}{join_text(node.join)}"
     width = max((len(state.name) for state in node.states), default=0)

@@ -68,6 +68,8 @@ class Edge:
     way: Way = "keyed"
     inlet: int = 0
     """Index of the consumer's inlet."""
+    parallelism: int = 0
+    """The largest number of subtasks of the consumer that get rows; 0: all that the job has."""
 
 
 @dataclass(frozen=True)
@@ -327,8 +329,23 @@ def _needs_no_shuffle(graph: Graph, node: Consumer) -> bool:
         return True
     return (
         graph.chaining
-        and (all(inlet.way == "spread" for inlet in node.inlets) or _has_same_key(graph, node))
+        and (_takes_any_place(graph, node) or _has_same_key(graph, node))
         and (hooks_of(node.function).ignores_time or not _is_text_time(graph, node.inputs))
+    )
+
+
+def _takes_any_place(graph: Graph, node: ProcessNode) -> bool:
+    """True if the operator has no keys, and may run in the subtasks of those that feed it."""
+    if any(inlet.way != "spread" for inlet in node.inlets):
+        return False
+    return not node.parallelism or _have_its_bound(graph, node)
+
+
+def _have_its_bound(graph: Graph, node: ProcessNode) -> bool:
+    """True if all operators that feed it run in as many subtasks as it does."""
+    feeding = (graph.nodes[port.node] for port in graph.bare(node.inputs))
+    return all(
+        isinstance(each, ProcessNode) and each.parallelism == node.parallelism for each in feeding
     )
 
 
@@ -339,6 +356,8 @@ def _has_same_key(graph: Graph, node: ProcessNode) -> bool:
     """
     inlet = node.inlets[0]
     if len(node.inlets) > 1 or inlet.way != "keyed" or hooks_of(node.function).wants_order:
+        return False
+    if not _have_its_bound(graph, node):
         return False
     types = key_types(graph, node.inlets)
     for port in inlet.ports:
@@ -396,6 +415,7 @@ def _edges(graph: Graph, node: Consumer, first: int, level: int) -> list[Edge]:
                 wants_order=isinstance(node, ProcessNode) and hooks_of(node.function).wants_order,
                 way=inlet.way,
                 inlet=index,
+                parallelism=node.parallelism if isinstance(node, ProcessNode) else 0,
             )
         )
     return edges

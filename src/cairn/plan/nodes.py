@@ -149,6 +149,8 @@ class ProcessNode:
     sides: tuple[tuple[str, pa.Schema], ...] = field(default=(), repr=False)
     broadcast: Declaration | None = field(default=None, repr=False)
     """The state that broadcast rows are kept in."""
+    parallelism: int = 0
+    """The largest number of subtasks that get its rows; 0: all that the job has."""
 
     @property
     def inputs(self) -> tuple[Port, ...]:

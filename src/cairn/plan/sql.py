@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from cairn.key_groups import Starts, spark_key_group_sql
+from cairn.key_groups import Starts, spark_key_group_sql, starts_within
 from cairn.plan.deploy import incoming
 from cairn.plan.graph import Edge, Graph, Level, Node, ProcessNode
 from cairn.protocol.envelope import ACK, LANE, Envelope
@@ -48,12 +48,29 @@ class Feed:
     @property
     def is_straight(self) -> bool:
         """True if the rows may go to any subtask, and need no shuffle to get there."""
-        return self.level.is_straight and not self.is_pinned
+        return self.level.is_straight and not self.is_pinned and not self._is_bounded
+
+    @property
+    def _is_bounded(self) -> bool:
+        """True if an operator of the level runs in fewer subtasks than the job has."""
+        return any(0 < edge.parallelism < self.parallelism for edge in self.level.edges)
+
+    @property
+    def checked_starts(self) -> Starts | None:
+        """The ranges of all the rows of the level; None if they have none, or not the same."""
+        if not is_keyed(self.level):
+            return None
+        found = {self._starts_of(edge.parallelism) for edge in self.level.edges}
+        return found.pop() if len(found) == 1 else None
+
+    def _starts_of(self, most: int) -> Starts:
+        return starts_within(most, self.parallelism, self.graph.group_count, self.starts)
 
     @property
     def columns(self) -> list[str]:
         """All columns of the rows, before they are in the partition of their subtask."""
-        has_subtask = self.is_pinned or self.level.passing or not is_keyed(self.level)
+        is_plain = is_keyed(self.level) and not self._is_bounded
+        has_subtask = self.is_pinned or self.level.passing or not is_plain
         columns = [LANE] if self.envelope.has_lanes else []
         if self.is_pinned or any(edge.keys for edge in self.level.edges):
             columns.append(GROUP)
@@ -76,25 +93,28 @@ class Feed:
         """The subtask of a row that has these columns."""
         if SUBTASK in self.columns:
             return SUBTASK
-        return self._any if self.is_straight else self._owner(quote(GROUP))
+        return self._any() if self.is_straight else self._owner(quote(GROUP))
 
-    @property
-    def _any(self) -> str:
+    def _any(self, most: int = 0) -> str:
         # Row by row: a source may well come in one partition, or in many small ones.
         row = "monotonically_increasing_id() + spark_partition_id()"
-        return f"cast(pmod({row}, {self.parallelism}) AS int)"
+        return f"cast(pmod({row}, {self._count(most)}) AS int)"
 
-    def _owner(self, group: str) -> str:
+    def _count(self, most: int) -> int:
+        """Return the number of subtasks that run an operator."""
+        return min(most or self.parallelism, self.parallelism)
+
+    def _owner(self, group: str, most: int = 0) -> str:
         # coalesce: Spark believes a division can be null, and would filter on that.
-        count = self.graph.group_count
-        if self.starts:
+        count, subtasks = self.graph.group_count, self._count(most)
+        if self.starts and subtasks == self.parallelism:
             ranges = zip(self.starts, (*self.starts[1:], count), strict=True)
             owners = ", ".join(
                 str(at) for at, (first, end) in enumerate(ranges) for _ in range(first, end)
             )
             # Spark folds the array into one literal: a row costs one look into it.
             return f"coalesce(get(array({owners}), {group}), 0)"
-        return f"coalesce(cast({group} * {self.parallelism} div {count} AS int), 0)"
+        return f"coalesce(cast({group} * {subtasks} div {count} AS int), 0)"
 
     @property
     def passing(self) -> list[int]:
@@ -161,9 +181,11 @@ class Feed:
                 for name, type_ in zip(edge.keys, edge.key_types, strict=True)
             ]
             values[GROUP] = spark_key_group_sql(keys, self.graph.group_count)
-            values[SUBTASK] = self._owner(values[GROUP])
+            values[SUBTASK] = self._owner(values[GROUP], edge.parallelism)
         elif self.level.index == 0 and isinstance(self.graph.nodes[edge.consumer], ProcessNode):
-            values[SUBTASK] = self._any
+            values[SUBTASK] = self._any(edge.parallelism)
+        elif here and self._count(edge.parallelism) < self.parallelism:
+            values[SUBTASK] = f"pmod({self.here}, {edge.parallelism})"
         if edge.event_time and here:
             type_ = edge.schema.field(edge.event_time).type
             shift = f" + ({edge.shift_us})" if edge.shift_us else ""

@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from cairn.key_groups import groups_of
+from cairn.key_groups import groups_of, starts_within
 from cairn.metrics import UserMetrics
 from cairn.protocol.slots import slots_after
 from cairn.report.epoch import LetterSample
@@ -79,8 +79,11 @@ class Part(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     groups: tuple[int, int] | None = None
     """The first key group of the subtask and their number; None: its equal share."""
 
-    def own(self, subtask: int, parallelism: int, group_count: int) -> range:
-        """Return the key groups of the subtask."""
+    def own(self, subtask: int, parallelism: int, group_count: int, most: int = 0) -> range:
+        """Return the key groups of the subtask, in an operator that at most `most` subtasks run."""
+        if 0 < most < parallelism:
+            starts = starts_within(most, parallelism, group_count)
+            return groups_of(subtask, parallelism, group_count, starts)
         if self.groups is None:
             return groups_of(subtask, parallelism, group_count)
         first, count = self.groups

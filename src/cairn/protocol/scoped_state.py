@@ -35,6 +35,8 @@ class ScopedState(NamedTuple):
     """The delay of event time in the operator, behind the job's watermark."""
     retired: frozenset[str] = frozenset()
     """States of earlier versions of the function, which may be dropped."""
+    parallelism: int = 0
+    """The largest number of subtasks that own key groups; 0: all that the job has."""
 
     @property
     def decls(self) -> dict[str, StateDecl]:
@@ -76,7 +78,18 @@ def states_by_scope(spec: OperatorSpec, function: Function | None = None) -> lis
     function = spec.load() if function is None else function
     states, retired = own_states(function), hooks_of(function).retired_states
     scope: Scope = "keyed" if spec.keys else "subtask"
-    found = [ScopedState(spec.uid, scope, spec.key_types, states, spec.uid, spec.delay_ms, retired)]
+    found = [
+        ScopedState(
+            spec.uid,
+            scope,
+            spec.key_types,
+            states,
+            spec.uid,
+            spec.delay_ms,
+            retired,
+            spec.parallelism,
+        )
+    ]
     if isinstance(spec.broadcast, Broadcast):
         shared = spec.broadcast
         key_types = {SHARED_KEY: shared.key_ddl}

@@ -83,6 +83,8 @@ class OperatorSpec:
     """The delay of this operator's watermark behind that of the job."""
     on_error: OnError = "fail"
     """A row that the function fails on fails the epoch, or becomes a dead letter."""
+    parallelism: int = 0
+    """The largest number of subtasks that get its rows; 0: all that the job has."""
 
     @property
     def function_version(self) -> str:
@@ -170,6 +172,8 @@ class FeedbackSpec:
     """Index of the operator's inlet that gets the rows."""
     key_fields: tuple[pa.Field, ...] = ()
     """The columns of the operator's stored key."""
+    parallelism: int = 0
+    """The operator's."""
 
     @property
     def lane(self) -> int | None:

@@ -1,8 +1,8 @@
 """The drivers of a job, read from outside: from its checkpoint or its group.
 
 Always true here:
-- no clock is compared with another machine's: with `store:` a driver counts as alive if its record
-  changes while it is watched;
+- no clock is compared with another machine's: with `store:` and Kubernetes a driver counts as alive
+  if its record changes while it is watched;
 - nothing is written, and nobody joins the group.
 """
 
@@ -14,14 +14,18 @@ from typing import Final
 
 import msgspec
 
-from cairn.driver.coordinator.leadership.base import Member
+from cairn.driver.coordinator.leadership.base import Member, Sign
 from cairn.driver.coordinator.leadership.in_store import (
     LeaderRecord,
     StandbyRecord,
     StoreLeadership,
 )
+from cairn.driver.coordinator.leadership.kubernetes import KubernetesLeadership
+from cairn.driver.coordinator.leadership.leases import describe
 from cairn.driver.coordinator.leadership.opening import open_leadership
+from cairn.driver.coordinator.leadership.zookeeper import ZooKeeperLeadership
 from cairn.driver.group import Group
+from cairn.errors import CairnError, QueryError
 from cairn.query.health import checkpoint_health, newest_takeover
 from cairn.report.status import Health
 from cairn.storage.log import Log, job_of
@@ -31,8 +35,6 @@ from cairn.storage.paths import LEADER_PATH, STANDBYS_FOLDER
 from cairn.storage.store import NotFoundError, Store
 
 LOOKS_PER_LEASE: Final = 20
-
-Record = LeaderRecord | StandbyRecord
 
 
 class Driver(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,42 +81,55 @@ def read_lead(store: Store, ha: str | None = None) -> LeadReport:
 
 
 def look_at_group(url: str, store: Store) -> Group:
-    """Look at a group without joining it. With `store:` this takes up to a lease."""
+    """Look at a group without joining it. Without ZooKeeper this takes up to a lease.
+
+    QueryError if its service does not answer.
+    """
     leadership = open_leadership(url, store=store)
-    if isinstance(leadership, StoreLeadership):
-        return watch_records(store, leadership.url, leadership.lease_s)
+    shown = leadership.url
     try:
-        leader, standbys = leadership.leader(), leadership.waiting()
-        return Group(url=leadership.url, leader=leader, standbys=standbys)
+        if isinstance(leadership, StoreLeadership):
+            return watch(lambda: _read_records(store), shown, leadership.lease_s)
+        if isinstance(leadership, KubernetesLeadership):
+            return watch(leadership.signs, shown, leadership.lease_s)
+        if isinstance(leadership, ZooKeeperLeadership):
+            leader, standbys = leadership.look()
+            return Group(url=shown, leader=leader, standbys=standbys)
+        raise AssertionError(f"a leadership that nobody can look at: {shown}")
+    except CairnError:
+        raise
+    except Exception as error:
+        # The text of an error may have secrets in it.
+        raise QueryError(
+            f"the group {shown} cannot be read: {describe(error)}\n"
+            "  next: check that its service runs and may be reached from here, with the same "
+            "credentials as the drivers"
+        ) from None
     finally:
         leadership.close()
 
 
-def watch_records(
-    store: Store,
+def watch(
+    read: Callable[[], dict[str, Sign]],
     url: str,
     lease_s: float,
     *,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Group:
-    """Watch the records of `store:` until each has changed, at most for a lease."""
-    first = newest = _read_records(store)
+    """Read the signs of a group until each has changed, at most for a lease."""
+    first = newest = read()
     alive: set[str] = set()
     began_s = clock()
     while len(alive) < len(newest) and clock() - began_s < lease_s:
         sleep(lease_s / LOOKS_PER_LEASE)
-        newest = _read_records(store)
-        alive = {path for path in newest if path in alive or newest[path] != first.get(path)}
-        # A record that is final will not change.
-        alive |= {path for path, record in newest.items() if _is_resigned(record)}
-    leads = newest.get(LEADER_PATH)
-    is_led = leads is not None and LEADER_PATH in alive and not _is_resigned(leads)
-    waiting = [newest[path].member for path in alive if path != LEADER_PATH]
+        newest = read()
+        alive = {name for name in newest if name in alive or newest[name] != first.get(name)}
+    living = [newest[name] for name in alive]
     return Group(
         url=url,
-        leader=leads.member if is_led and leads is not None else None,
-        standbys=sorted(waiting, key=_since_ms),
+        leader=next((sign.member for sign in living if sign.leads), None),
+        standbys=sorted((sign.member for sign in living if not sign.leads), key=_since_ms),
     )
 
 
@@ -122,17 +137,15 @@ def _since_ms(member: Member) -> int:
     return member.since_ms
 
 
-def _is_resigned(record: Record) -> bool:
-    return isinstance(record, LeaderRecord) and record.resigned
-
-
-def _read_records(store: Store) -> dict[str, Record]:
-    found: dict[str, Record] = {}
-    paths = [stored.path for stored in store.list(STANDBYS_FOLDER)]
-    for path in (LEADER_PATH, *paths):
-        kind: type[Record] = LeaderRecord if path == LEADER_PATH else StandbyRecord
+def _read_records(store: Store) -> dict[str, Sign]:
+    found: dict[str, Sign] = {}
+    for path in (LEADER_PATH, *(stored.path for stored in store.list(STANDBYS_FOLDER))):
+        leads = path == LEADER_PATH
+        kind: type[LeaderRecord | StandbyRecord] = LeaderRecord if leads else StandbyRecord
         try:
-            found[path] = msgspec.json.decode(store.get(path), type=kind)
+            record = msgspec.json.decode(store.get(path), type=kind)
         except (NotFoundError, msgspec.MsgspecError):
             continue  # Gone since it was listed, or damaged: as good as none.
+        if not (isinstance(record, LeaderRecord) and record.resigned):
+            found[path] = Sign(record, record.member, leads)
     return found

@@ -85,6 +85,8 @@ class GraphOperator(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = ""
     level: int = 0
     chained: bool = False
+    parallelism: int | None = None
+    """The largest number of subtasks that get its rows; None: all that the job has."""
     keys: dict[str, str] = {}
     """Types by name, as the state has them."""
     inputs: list[str] = []

@@ -49,7 +49,14 @@ def feedback_state(spec: FeedbackSpec) -> ScopedState:
     """Return the state that holds the records of a loop in an epoch."""
     declaration: Map[Any, Any] = Map("bigint", type_ddl(pa.struct(list(spec.inlet.schema))))
     declaration.name = RECORDS
-    return ScopedState(spec.uid, "feedback", spec.key_types, {RECORDS: declaration}, spec.operator)
+    return ScopedState(
+        spec.uid,
+        "feedback",
+        spec.key_types,
+        {RECORDS: declaration},
+        spec.operator,
+        parallelism=spec.parallelism,
+    )
 
 
 def _columns(state: ScopedState) -> StateColumns:

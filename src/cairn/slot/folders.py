@@ -5,6 +5,7 @@
         slot-<i>.lock           held while one is started
         slot-<i>.log            output and log of slot i; slot-<i>.log.1 is the part before
         p-<id>/                 of one process: pid, socket, door, scratch
+            memory              how near its limit of memory it is, read if it is killed
             scratch -> <local folder>/cairn-slot-<id>     where Spark has local folders
         p-spark/                Spark's streaming checkpoint, if <executor> is a driver
     <runtime>/nursery-<executor>/       socket, lock, log
@@ -45,6 +46,7 @@ LOG_BYTES_MAX: Final = 10 << 20
 LOGS_KEPT_S: Final = 7 * 24 * 3600.0
 SOCKET_PATH_BYTES_MAX: Final = 103 if sys.platform == "darwin" else 107
 _SCRATCH: Final = "cairn-slot-"
+_EXCESS: Final = "memory"
 _RUN: Final = re.compile(r"[0-9a-f]{12}")
 _EXECUTOR: Final = re.compile(r"\d+-\d+-[0-9a-f]+")
 _OTHERS: Final = re.compile(rf"nursery-{_EXECUTOR.pattern}|driver-\d+-\d+")
@@ -267,6 +269,40 @@ def _sweep_folder(folder: Path, now_s: float) -> None:
             newest_s = max(entry.lstat().st_mtime for entry in (*logs, folder))
             if now_s - newest_s > LOGS_KEPT_S:
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def keep_excess(process: Path, excess: str) -> None:
+    """Note how near a slot's process is to its limit of memory, to be read if it is killed."""
+    with contextlib.suppress(OSError):
+        if excess:
+            (process / _EXCESS).write_text(excess)
+        else:
+            (process / _EXCESS).unlink(missing_ok=True)
+
+
+def read_excess(process: Path) -> str:
+    """Return what `keep_excess` noted last; "" if there is nothing."""
+    try:
+        return (process / _EXCESS).read_text()
+    except OSError:
+        return ""
+
+
+def link_log(log: Path, executor_pid: int) -> None:
+    """Link a slot's log from the folder in which Spark keeps the output of the executor.
+
+    On YARN that is a folder of LOG_DIRS, on a standalone worker the working folder of the executor.
+    Elsewhere there is none: the working folder may be anything.
+    """
+    folders = [Path(each) for each in os.environ.get("LOG_DIRS", "").split(",") if each]
+    if not folders:
+        with contextlib.suppress(OSError):
+            working = Path(f"/proc/{executor_pid}/cwd").resolve(strict=True)
+            if (working / "stdout").is_file() and (working / "stderr").is_file():
+                folders = [working]
+    for folder in folders[:1]:
+        with contextlib.suppress(OSError):
+            (folder / f"cairn-{log.name}").symlink_to(log)
 
 
 def bound_log(log: Path, bytes_max: int = LOG_BYTES_MAX) -> None:

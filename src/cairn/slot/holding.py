@@ -60,14 +60,19 @@ class Holding:
         group_count: int,
         scope: Scope = "keyed",
         delay_ms: int = 0,
+        most: int = 0,
     ) -> None:
-        """`delay_ms`: how far event time is behind the job's watermark here."""
+        """`delay_ms`: how far event time is behind the job's watermark here.
+
+        `most`: the subtasks that own key groups at most; 0: all that the job has.
+        """
         self.uid = uid
         self.scope = scope
         self._delay_ms = delay_ms
         self.key_type = key_type
         self.backend = backend
         self.group_count = group_count
+        self.most = most
         self.groups = range(0)
         self.version = EMPTY_VERSION
         self.as_of: int | None = None
@@ -120,7 +125,7 @@ class Holding:
             return range(self.group_count)
         if self.scope == "subtask":
             return groups_of(subtask, parallelism, self.group_count)
-        return mine.own(subtask, parallelism, self.group_count)
+        return mine.own(subtask, parallelism, self.group_count, self.most)
 
     def is_at(self, version: str, groups: range) -> bool:
         """True if nothing has to be read to reach this version."""

@@ -198,7 +198,7 @@ class LevelRuntime:
             for sink in self.sinks.values():
                 sink.begin(begin, subtask)
             for feedback in self.feedbacks:
-                feedback.begin(subtask, mine.own(subtask, begin.parallelism, self._group_count))
+                feedback.begin(subtask, self._own(feedback.spec, begin, mine, subtask))
             self.begin_ms = (time.perf_counter() - started) * 1000
             self.process_ms = 0.0
         crash_point("slot.begun")
@@ -287,7 +287,7 @@ class LevelRuntime:
                     self._in_flight,
                     begin,
                     mine.versions[spec.uid],
-                    mine.own(subtask, begin.parallelism, self._group_count),
+                    self._own(spec, begin, mine, subtask),
                     subtask,
                     lambda: self._parent(begin),
                     self.store,
@@ -296,6 +296,10 @@ class LevelRuntime:
             )
             is not None
         ]
+
+    def _own(self, spec: FeedbackSpec, begin: Begin, mine: Part, subtask: int) -> range:
+        """Return the key groups whose rows a loop sends back to this subtask."""
+        return mine.own(subtask, begin.parallelism, self._group_count, spec.parallelism)
 
     def _run_returned(self, operator: Operator) -> None:
         """Process the rows that loops sent back: before all other rows but broadcast ones."""

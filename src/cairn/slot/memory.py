@@ -54,13 +54,20 @@ def private_bytes() -> int:
     return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
 
 
-def describe_excess(used: int, limit: int, entries: Mapping[str, int]) -> str:
+def describe_excess(
+    used: int, limit: int, entries: Mapping[str, int], *, is_heap: bool = True
+) -> str:
     """Return that a slot uses nearly all of its memory, and its largest states; "" if it does not.
 
-    `entries` has the number of entries of each operator.
+    `entries` has the number of entries of each operator. `is_heap`: they are all in memory.
     """
     if not limit or used < WARN_SHARE * limit:
         return ""
     largest = sorted(entries.items(), key=lambda each: (-each[1], each[0]))[:STATES_NAMED]
     named = ", ".join(f"{uid} ({count:,} entries)" for uid, count in largest) or "none"
-    return f"uses {used >> 20:,} of {limit >> 20:,} MiB; largest states: {named}"
+    advice = "more subtasks, a larger slot_memory_mb with spark.executor.memoryOverhead, "
+    advice += "backend='rocksdb'" if is_heap else "a smaller backend_memory_mb"
+    return (
+        f"uses {used >> 20:,} of {limit >> 20:,} MiB; largest states: {named}\n"
+        f"  next: {advice}, or smaller batches by the limits of the sources"
+    )

@@ -76,6 +76,7 @@ class Operator:
             group_count=group_count,
             scope=scope,
             delay_ms=spec.delay_ms,
+            most=spec.parallelism,
         )
         self.shared: Holding | None = None
         """Broadcast state: the same in every subtask."""

@@ -46,9 +46,12 @@ from cairn.slot.folders import (
     executor_name,
     hold,
     hold_made,
+    keep_excess,
+    link_log,
     living_slot,
     living_slots,
     make_scratch,
+    read_excess,
     remove_dead,
     remove_process,
     run_folder,
@@ -120,6 +123,11 @@ class SlotHome:
         """The executor as people know it: `host:pid`."""
         return _label(self.executor)
 
+    @property
+    def excess(self) -> str:
+        """The last report of a slot that is near its limit of memory; "" if there is none."""
+        return read_excess(self.link)
+
     def find(self) -> Living | None:
         return living_slot(self.link)
 
@@ -134,6 +142,7 @@ class SlotHome:
             folder = self.folder / f"p-{secrets.token_hex(4)}"
             check_socket_path(folder)
             folder.mkdir(mode=0o700)
+            link_log(self.log, self.executor.pid)
             # From here on this is the slot: a process that was started before and is late ends.
             fresh = folder / "link"
             fresh.symlink_to(folder.name)
@@ -218,6 +227,8 @@ def _watch(server: SlotServer, executor: ProcessIdentity, link: Path, log: Path)
         excess = server.runtime.memory_excess()
         if excess and not was_full:
             logger.warning("%s %s", link.name, excess)
+        if bool(excess) != was_full:
+            keep_excess(link.parent / server.slot_id, excess)
         was_full = bool(excess)
 
 

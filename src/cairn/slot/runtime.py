@@ -106,7 +106,9 @@ class Runtime:
             return ""
         held = [level.state_held for level in list(self._levels.values())]
         entries = {uid: each.entries for states in held for uid, each in states.items()}
-        return describe_excess(private_bytes(), spec.slot_memory_bytes, entries)
+        return describe_excess(
+            private_bytes(), spec.slot_memory_bytes, entries, is_heap=spec.backend == "heap"
+        )
 
     def _sweep(self, seconds: float) -> bool:
         return any(level.sweep(seconds) for level in list(self._levels.values()))

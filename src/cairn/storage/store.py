@@ -34,6 +34,7 @@ from obstore import store as obstore_stores
 
 from cairn.backoff import backoff_s, jitter
 from cairn.errors import CommitUnknownError, RestoreError
+from cairn.storage.credentials import provider_for
 from cairn.storage.durable import (
     copy_all,
     fsync_folder,
@@ -201,9 +202,11 @@ def open_store(
         return LocalStore(memory_folder(url[len("memory:") :].strip("/")), retry)
     if parts.scheme in _BUCKET_SCHEMES:
         # We retry: a retry inside obstore could repeat a put without our knowledge.
-        bucket: Any = obstore_stores.from_url(
-            url, retry_config={"max_retries": 0}, **_bucket_settings(options or {})
-        )
+        settings = _bucket_settings(options or {})
+        provider = provider_for(url, settings.get("config", {}))
+        if provider is not None:
+            settings["credential_provider"] = provider
+        bucket: Any = obstore_stores.from_url(url, retry_config={"max_retries": 0}, **settings)
         return ObjectStore(url.rstrip("/"), bucket, retry)
     if parts.scheme in _RENAMING_SCHEMES:
         from cairn.storage.arrow_store import ArrowStore

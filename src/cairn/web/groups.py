@@ -59,6 +59,8 @@ def spread_of(store: Store, epoch: Epoch, operator: str | None, group_count: int
         for index, part in enumerate(parts)
     ]
     stored, is_exact = _count_stored_rows(store, parts, group_count)
+    # The other subtasks own nothing: the operator has a parallelism of its own.
+    owners = [index for index, part in enumerate(parts) if part.group_count]
     return {
         **facts,
         "operator": operator,
@@ -71,8 +73,8 @@ def spread_of(store: Store, epoch: Epoch, operator: str | None, group_count: int
         },
         "subtasks": subtasks,
         "skew": {
-            "state_entries": skew([part.state_entries for part in parts]),
-            "rows": skew(rows),
+            "state_entries": skew([parts[at].state_entries for at in owners]),
+            "rows": skew([rows[at] for at in owners if at < len(rows)]),
         },
         "hot_keys": measured.hot_keys,
     }

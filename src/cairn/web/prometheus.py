@@ -32,7 +32,7 @@ from cairn.driver.coordinator.reports import report_of
 from cairn.metrics import HistogramCounts, Number
 from cairn.report.epoch import EpochReport, OperatorReport
 from cairn.report.scaling import ScalingReport
-from cairn.report.status import ACTIVE, STATUSES
+from cairn.report.status import ACTIVE, STATUSES, Restart
 from cairn.storage.log import read_job
 from cairn.web.openapi import STRING, Docs, operation
 
@@ -150,6 +150,16 @@ def _of_the_lead(job: str, run: LiveRun) -> Iterator[Metric]:
     yield _counter(
         "cairn_restarts", "Times that the run has begun again after a failure.", job, run.restarts
     )
+    restarts = run.restart_history()
+    if restarts:
+        yield _of_restart(job, restarts[-1])
+
+
+def _of_restart(job: str, last: Restart) -> Metric:
+    says = "Pause before the last restart; the label is the kind of error that it followed."
+    family = GaugeMetricFamily("cairn_last_restart_pause_seconds", says, labels=(JOB, "kind"))
+    family.add_metric((job, last.kind), last.pause_ms / 1000)
+    return family
 
 
 def _of_scaling(job: str, scaling: ScalingReport) -> Iterator[Metric]:

@@ -104,9 +104,14 @@ class Forward:
                 return
             yield from self._forward(client, call, groups, batches)
         except flight.FlightError as error:
+            text = f"the slot of subtask {subtask} is gone: {_short_text(error)}"
+            if excess := home.excess:
+                # The kernel has killed it, most likely. Logs show the first line only.
+                used, _, advice = excess.partition("\n")
+                text = f"the slot of subtask {subtask} is gone. It {used}\n{advice}"
             lost = Failure(
                 "EpochError",
-                f"the slot of subtask {subtask} is gone: {_short_text(error)}",
+                text,
                 {"subtask": subtask, "log": str(home.log), "executor": home.executor_label},
             )
             raise SubtaskError(pack_failure(lost)) from error

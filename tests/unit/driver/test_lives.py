@@ -17,8 +17,10 @@ from cairn.driver.lives import Lives
 from cairn.driver.options import Options
 from cairn.driver.restarts import parse_restart
 from cairn.errors import CommitConflictError, EpochError, PlanError
+from cairn.storage.log import Log
 from cairn.storage.notes import read_group, read_restarts
 from cairn.storage.store import open_store
+from tests.led_log import append_epoch
 
 GRAPH: Any = SimpleNamespace(name="job")
 
@@ -107,7 +109,7 @@ class World:
         world = self
 
         class Standby:
-            epoch = None
+            epoch = 7
 
             def __init__(self, *_: Any) -> None: ...
             def begin(self, granted: threading.Event) -> None: ...
@@ -253,6 +255,96 @@ def test_a_standby_that_cannot_be_made_now_is_made_after_a_pause(
     led.await_life()
     assert not failures and led.lives.restarts == 1
     led.lives.stop()
+
+
+def test_a_driver_that_has_led_stays_a_standby_while_the_store_is_away(
+    led: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without restarts too: a standby has not failed, and its program has run before."""
+    made = module.Standby
+    failures: list[Exception] = [OSError("the store is away"), OSError("still away")]
+
+    def make(*options: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return made(*options)
+
+    monkeypatch.setattr(module, "Standby", make)
+    monkeypatch.setattr(module, "STANDBY_AGAIN_S", 0.01)
+    led.group.grants[0].lost.set()
+    led.group.may_lead.release()
+    led.await_life()
+    assert not failures and led.lives.restarts == 0
+    failures.append(PlanError("does not fit"))
+    led.group.grants[1].lost.set()
+    with pytest.raises(PlanError, match="does not fit"):
+        led.lives.wait(10)
+
+
+@pytest.mark.parametrize("restart", ["none", "exponential(1 ms, 1 ms)"])
+def test_a_driver_can_be_stopped_while_the_store_is_away(
+    monkeypatch: pytest.MonkeyPatch, restart: str
+) -> None:
+    world = World(monkeypatch, ha="fake:", restart=restart)
+    world.group.may_lead.release()
+    world.lives.begin()
+    world.await_life()
+    has_failed = threading.Event()
+
+    def make(*options: Any) -> Any:
+        has_failed.set()
+        raise OSError("the store is away")
+
+    monkeypatch.setattr(module, "Standby", make)
+    world.group.grants[0].lost.set()
+    assert has_failed.wait(10)
+    world.lives.stop()
+    assert world.lives.ended.is_set() and world.lives.status == "stopped"
+
+
+def test_a_standby_that_becomes_the_leader_describes_itself_once(led: World) -> None:
+    """The thread that describes the standby must not write over what the leader has written."""
+    leading = led.group.updates[-1]
+    assert leading.epoch is None and leading.refusal is None
+    led.lives._keep_described(SimpleNamespace(refusal=lambda: "late", epoch=7), granted())
+    assert led.group.updates[-1] is leading
+    led.lives.stop()
+
+
+def granted() -> Any:
+    """An event that is set between the first look at it and the second."""
+    event = threading.Event()
+    looks = iter([False, True])
+    return SimpleNamespace(wait=lambda timeout: event.is_set() or next(looks), is_set=lambda: True)
+
+
+def test_sources_are_reset_in_the_lives_before_the_first_epoch_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    store = open_store(str(tmp_path))
+    log = Log(store)
+    options = {"checkpoint": str(tmp_path), "reset_sources": ("rows",)}
+    world = World(monkeypatch, restart="fixed(5, 10 ms)", **options)
+    seen: list[bool] = []
+    begin_life = world.begin_life
+
+    def begin(standby: Any, grant: Any) -> Any:
+        seen.append(world.lives.has_committed)
+        life = begin_life(standby, grant)
+        life.engine.coordinator.term = log.take_over(host="h", pid=1, wall_ms=0).term
+        return life
+
+    world.lives._begin_life = begin
+    append_epoch(log, log.take_over(host="h", pid=1, wall_ms=0).term)
+    world.lives.begin()
+    world.await_life().end(OSError("before the first epoch of this run"))
+    second = world.await_life()
+    while len(seen) < 2 or world.lives.status == "restarting":
+        threading.Event().wait(0.01)
+    append_epoch(log, second.coordinator.term)
+    second.end(OSError("after it"))
+    world.await_life().end()
+    assert world.lives.wait(10) and seen == [False, False, True]
 
 
 def test_the_lead_is_passed_to_a_standby_that_would_not_be_refused(led: World) -> None:

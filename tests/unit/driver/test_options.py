@@ -71,6 +71,8 @@ def check(folder: Path, spark: FakeSpark | None = None, **options: Any) -> int:
             {"backend_memory_mb": BACKEND_MEMORY_MB_MIN - 1},
             "backend_memory_mb must be at least 16, found 15",
         ),
+        ({"on_stop": "delete", "ha": "store:"}, "would go on with a checkpoint that is gone"),
+        ({"reset_sources": ("rows",), "ha": "store:"}, "read 'rows' from the beginning again"),
         ({"on_stop": "burn"}, "on_stop must be 'retain' or 'delete', found 'burn'"),
         ({"standby": "cold"}, "standby must be 'warm' or 'hot', found 'cold'"),
         ({"standby": "hot"}, "standby='hot' is for a driver of a group"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from cairn.driver.restarts import SAME_ROW_MAX, RestartPolicy, Restarts, parse_restart
@@ -95,6 +97,15 @@ def test_an_error_that_repetition_cannot_fix_ends_the_run(error: BaseException) 
     restarts = Restarts(parse_restart("exponential(1 second, 5 minutes)"))
     assert restarts.after(error) is None
     assert restarts.count == 0
+
+
+@pytest.mark.parametrize(("number", "pause_s"), [(errno.ETIMEDOUT, 1.0), (errno.EACCES, None)])
+def test_a_start_whose_checkpoint_is_away_is_repeated_and_a_wrong_place_is_not(
+    number: int, pause_s: float | None
+) -> None:
+    error = PlanError("checkpoint /mnt/c cannot be used")
+    error.__cause__ = OSError(number, "text")
+    assert Restarts(parse_restart("exponential(1 second, 5 minutes)")).after(error) == pause_s
 
 
 def failed_on(row: str, *, is_repeated: bool = True) -> FunctionError:

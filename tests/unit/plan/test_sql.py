@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from cairn import Job, Process, sinks
+from cairn.errors import PlanError
 from cairn.plan.deploy import outgoing
 from cairn.plan.sql import Feed
-from tests.unit.plan.programs import process, source
+from tests.unit.plan.programs import ROW, Pass, process, source
 
 
 @pytest.fixture
@@ -134,3 +135,42 @@ def test_a_column_that_all_lanes_have_in_one_place_depends_on_no_lane(job: Job) 
     assert (
         columns[0] == "CASE lane WHEN 0 THEN 0 WHEN 1 THEN 1 ELSE cast(null AS int) END AS `lane`"
     )
+
+
+def test_rows_of_a_bounded_operator_go_to_its_first_subtasks(job: Job) -> None:
+    rows = source(job, "s")
+    rows.key_by("k").process(Pass(), schema=ROW, uid="few", parallelism=2)
+    (feed,) = feeds(job)
+    fields = {0: {"k": "c0", "v": "c1"}}
+    columns = feed.label(fields, dict(enumerate(job.graph().edges)), has_acks=False)
+    key = "CAST(pmod(xxhash64(c0), 16L) AS INT)"
+    assert columns[1] == f"coalesce(cast({key} * 2 div 16 AS int), 0) AS `subtask`"
+    assert feed.sent == ["group", "c0", "c1"], "Python does not need the subtask"
+    assert feed.checked_starts == (0, 8, 16, 16)
+    process(rows, "all")
+    (feed,) = feeds(job)
+    assert feed.checked_starts is None, "ranges differ by lane"
+
+
+def test_rows_without_keys_are_shuffled_to_a_bounded_operator(job: Job) -> None:
+    rows = source(job, "s").process(Plain(), schema=ROW, uid="plain", parallelism=1)
+    rows.process(Plain(), schema=ROW, uid="later", parallelism=2)
+    first, second = feeds(job)
+    assert not first.is_straight and "subtask" in first.columns
+    fields, edges = {1: {"k": "c0", "v": "c1"}}, {1: job.graph().edges[1]}
+    found = second.label(fields, edges, has_acks=True)
+    assert "pmod(pmod(spark_partition_id(), 4), 2) AS `subtask`" in found
+
+
+def test_a_bound_of_its_own_ends_a_chain(job: Job) -> None:
+    rows = source(job, "s").key_by("k").process(Pass(), schema=ROW, uid="few", parallelism=2)
+    rows.process(Plain(), schema=ROW, uid="here")
+    rows.process(Plain(), schema=ROW, uid="same", parallelism=2)
+    rows.process(Plain(), schema=ROW, uid="other", parallelism=3)
+    assert job.graph().chained == {"here", "same"}
+
+
+@pytest.mark.parametrize("bad", [0, -1, True, "2"])
+def test_a_parallelism_that_is_no_number_of_subtasks_is_refused(job: Job, bad: Any) -> None:
+    with pytest.raises(PlanError, match="expected: the number of subtasks"):
+        source(job, "s").key_by("k").process(Pass(), schema=ROW, uid="few", parallelism=bad)

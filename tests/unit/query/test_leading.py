@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from cairn.driver.coordinator.leadership import open_leadership
 from cairn.driver.coordinator.leadership.base import Member
 from cairn.driver.coordinator.leadership.in_store import LeaderRecord, StandbyRecord
 from cairn.driver.group import Group
-from cairn.query.leading import read_lead, watch_records
+from cairn.errors import QueryError
+from cairn.query.leading import _read_records, look_at_group, read_lead, watch
 from cairn.storage.notes import write_group
 from cairn.storage.paths import LEADER_PATH, STANDBYS_FOLDER
 from cairn.storage.store import Store, open_store
+from tests.kubernetes_api import KubernetesApi
 from tests.unit.cli.command_line import call, json_of
 from tests.unit.snapshots.checkpoints import Checkpoint, value
 
@@ -56,8 +60,9 @@ class Drivers:
 
     def watch(self) -> Group:
         url, lease_s = "store:?lease=10s", 10.0
-        return watch_records(
-            self.store, url, lease_s, clock=lambda: self.now_s, sleep=self.sleep
+        return watch(
+            lambda: _read_records(self.store), url, lease_s,
+            clock=lambda: self.now_s, sleep=self.sleep,
         )  # fmt: skip
 
 
@@ -99,6 +104,53 @@ def test_a_leader_that_comes_meanwhile_is_found_and_damage_is_left_out(drivers: 
     drivers.at_work = [lambda count: drivers.lead("a")(count) if count > 3 else None]
     found = drivers.watch()
     assert found.leader is not None and (found.leader.host, found.standbys) == ("a", [])
+
+
+def test_leases_of_drivers_that_were_killed_are_seen_as_gone(
+    drivers: Drivers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lease stays in Kubernetes, and looks as it did when its holder was alive."""
+    api = KubernetesApi()
+    monkeypatch.setenv("KUBECONFIG", str(api.write_kubeconfig(tmp_path / "kubeconfig")))
+    url = "kubernetes:lease/fraud?lease=1s"
+    leading, waiting = (open_leadership(url, store=drivers.store) for _ in range(2))
+    stop = threading.Event()
+    try:
+        grant = leading.campaign(Member(identity="a", host="ada", pid=1), stop)
+        assert grant is not None
+        campaign = threading.Thread(
+            target=waiting.campaign, args=(Member(identity="b", host="bob", pid=2), stop)
+        )
+        campaign.start()
+        for _ in range(1000):
+            if leading.waiting():
+                break
+            threading.Event().wait(0.01)
+        found = look_at_group(url, drivers.store)
+        assert found.leader is not None and found.leader.host == "ada"
+        assert hosts(found.standbys) == ["bob"]
+        stop.set()
+        campaign.join()
+        grant.lost.set()  # As if it were killed: nobody renews the lease or gives it up.
+        threading.Event().wait(0.5)
+        found = look_at_group(url, drivers.store)
+        assert (found.leader, found.standbys) == (None, [])
+    finally:
+        stop.set()
+        api.close()
+
+
+@pytest.mark.parametrize(
+    "url", ["zookeeper://127.0.0.1:1/fraud?session=1s", "kubernetes:lease/fraud?lease=1s"]
+)
+def test_a_service_that_does_not_answer_is_an_error_and_not_a_group_without_a_leader(
+    drivers: Drivers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    api = KubernetesApi()
+    monkeypatch.setenv("KUBECONFIG", str(api.write_kubeconfig(tmp_path / "kubeconfig", port=1)))
+    api.close()
+    with pytest.raises(QueryError, match="cannot be read"):
+        look_at_group(url, drivers.store)
 
 
 def test_a_group_is_found_from_the_checkpoint_alone(tmp_path: Path) -> None:

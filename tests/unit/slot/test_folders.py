@@ -13,7 +13,17 @@ from typing import Any
 import pytest
 
 from cairn.slot import folders
-from cairn.slot.folders import LOGS_KEPT_S, hold, hold_made, living_slots, runtime_root, sweep
+from cairn.slot.folders import (
+    LOGS_KEPT_S,
+    hold,
+    hold_made,
+    keep_excess,
+    link_log,
+    living_slots,
+    read_excess,
+    runtime_root,
+    sweep,
+)
 
 STRANGER = 54321
 
@@ -261,3 +271,36 @@ def test_only_folders_of_slots_are_removed_through_a_link(root: Path, tmp_path: 
     (root / "p-1" / "scratch").symlink_to(tmp_path / "mine")
     folders.remove_process(root / "p-1")
     assert (tmp_path / "mine").exists() and not (root / "p-1").exists()
+
+
+# For people
+
+
+def test_the_memory_of_a_killed_process_is_read_until_it_is_well_again(tmp_path: Path) -> None:
+    assert read_excess(tmp_path) == ""
+    keep_excess(tmp_path, "uses 99 of 100 MiB")
+    assert read_excess(tmp_path) == "uses 99 of 100 MiB"
+    keep_excess(tmp_path, "")
+    assert read_excess(tmp_path) == ""
+    keep_excess(tmp_path / "gone", "uses 99 of 100 MiB")
+
+
+def test_the_log_of_a_slot_is_linked_from_the_folder_of_its_executor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, work, yarn = tmp_path / "slot-0.log", tmp_path / "work", tmp_path / "yarn"
+    log.write_text("why it failed")
+    work.mkdir()
+    yarn.mkdir()
+    monkeypatch.chdir(work)
+    monkeypatch.delenv("LOG_DIRS", raising=False)
+    link_log(log, os.getpid())
+    assert not list(work.iterdir()), "a working folder that Spark writes no output to"
+    (work / "stdout").touch()
+    (work / "stderr").touch()
+    for _ in range(2):
+        link_log(log, os.getpid())
+    assert (work / "cairn-slot-0.log").read_text() == "why it failed"
+    monkeypatch.setenv("LOG_DIRS", f"{yarn},{tmp_path}")
+    link_log(log, os.getpid())
+    assert (yarn / "cairn-slot-0.log").read_text() == "why it failed"

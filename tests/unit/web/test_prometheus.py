@@ -20,7 +20,7 @@ from cairn.driver.serving import Serve
 from cairn.metrics import HistogramCounts, UserMetrics
 from cairn.report.epoch import EpochReport, OperatorReport, Timings
 from cairn.report.scaling import Decision, ScalingReport
-from cairn.report.status import STATUSES
+from cairn.report.status import STATUSES, Restart
 from cairn.web.app import make_app
 from cairn.web.prometheus import CONTENT_TYPE, render
 from cairn.web.site import Site
@@ -36,6 +36,11 @@ SCALING = ScalingReport(
     changes=[DECISION, msgspec.structs.replace(DECISION, is_applied=False)],
     backlog={"rows": 7, "files": None},
 )
+
+
+RESTART = Restart(
+    number=3, wall_ms=1, pause_ms=1500, kind="OSError", cause="away", host="h", pid=1
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -63,7 +68,7 @@ def run_of(lead: Lead, **facts: Any) -> Any:
         failovers=1,
         scaling=SCALING,
         restarts=3,
-        restart_history=list,
+        restart_history=lambda: [RESTART],
         is_waiting=False,
         metrics=lambda: measured,
     )
@@ -169,6 +174,7 @@ def test_a_run_adds_its_status_and_its_last_commit(lead: Lead) -> None:
     assert statuses == {**dict.fromkeys(STATUSES, 0.0), "running": 1.0}
     lead_metrics = ("cairn_is_leader", "cairn_failovers_total", "cairn_restarts_total")
     assert [found[name,] for name in lead_metrics] == [1, 1, 3]
+    assert found["cairn_last_restart_pause_seconds", "OSError"] == 1.5
     assert ("cairn_epoch",) not in found, "there is none yet"
     lead.run_batch((1, 1))
     found = samples(render(site_of(lead, run_of(lead, dropped_batches=2))))

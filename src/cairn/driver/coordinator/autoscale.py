@@ -12,8 +12,8 @@ Always true here:
 - after a change nothing is decided for COOL_MS, and the first epochs after it do not count: they
   restore state;
 - a target found for less load keeps utilisation below UTILISATION, so it does not want more again;
-- more subtasks are not asked for where they do not help: alignment or a sink takes the time, or
-  one key group is heavier than a subtask's share.
+- more subtasks are not asked for where they do not help: alignment or a sink takes the time, an
+  operator has a parallelism of its own, or one key group is heavier than a subtask's share.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import math
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from cairn.protocol.spec import JobSpec
 from cairn.report.epoch import EpochReport, Timings
 from cairn.report.scaling import Decision
 
@@ -62,6 +63,8 @@ class Figures:
     attempts: int = 1
     heaviest_share: float = 0.0
     """Share of the load in the heaviest key group."""
+    bounded: str = ""
+    """The operator of the busiest level that runs in fewer subtasks than the job has."""
 
 
 class Autoscaler:
@@ -171,6 +174,10 @@ class Autoscaler:
         if found.alignment_ms > DOMINANT * whole_ms:
             self._want_no_more()
             return "hold", now, f"{why}; subtasks wait for their input: more would not help"
+        if found.bounded:
+            self._want_no_more()
+            about = f"operator {found.bounded} takes most of it, with a parallelism of its own"
+            return "hold", now, f"{why}; {about}: more would not help"
         useful = math.ceil(1 / found.heaviest_share) if found.heaviest_share > 0 else wanted
         if useful <= now:
             self._want_no_more()
@@ -210,19 +217,39 @@ class Autoscaler:
         self._less_since_ms = None
 
 
-def busy_ms(timings: Timings) -> float:
-    """Return the busy time of the busiest subtask, summed over levels."""
+def _slowest(timings: Timings) -> dict[int, float]:
+    """Return the busy time of the busiest subtask of each level."""
     slowest: dict[int, float] = {}
     for each in timings.subtasks:
         busy = each.process_ms + each.snapshot_ms
         slowest[each.level] = max(busy, slowest.get(each.level, 0.0))
+    return slowest
+
+
+def busy_ms(timings: Timings) -> float:
+    """Return the busy time of the busiest subtask, summed over levels."""
+    slowest = _slowest(timings)
     # Times of subtasks are those of one batch and one round, the phases are those of all.
     one, whole = max(slowest.values(), default=0.0), timings.process_ms + timings.snapshot_ms
     return sum(slowest.values()) * (max(1.0, whole / one) if one else 1.0)
 
 
-def figures_of(report: EpochReport, *, backlog_rows: int | None, heaviest_share: float) -> Figures:
-    """Return the figures of a committed epoch."""
+def find_bound(timings: Timings, spec: JobSpec, parallelism: int) -> str:
+    """Return an operator of the busiest level that has fewer subtasks than the job; "" if none."""
+    slowest = _slowest(timings)
+    busiest = max(slowest, key=lambda level: slowest[level], default=None)
+    operators = [op for level in spec.levels if level.index == busiest for op in level.operators]
+    return next((op.uid for op in operators if 0 < op.parallelism < parallelism), "")
+
+
+def figures_of(
+    report: EpochReport,
+    *,
+    backlog_rows: int | None,
+    heaviest_share: float,
+    spec: JobSpec | None = None,
+) -> Figures:
+    """Return the figures of a committed epoch, of the job with this spec."""
     return Figures(
         wall_ms=report.wall_ms,
         parallelism=report.parallelism,
@@ -234,4 +261,5 @@ def figures_of(report: EpochReport, *, backlog_rows: int | None, heaviest_share:
         backlog_rows=backlog_rows,
         attempts=report.attempts,
         heaviest_share=heaviest_share,
+        bounded="" if spec is None else find_bound(report.timings, spec, report.parallelism),
     )

@@ -2,6 +2,8 @@
 
 Always true here:
 - it depends only on the epoch, the states of the program, the parallelism and the ranges;
+- an operator with a parallelism of its own has equal ranges in its first subtasks, and the other
+  subtasks own nothing of it;
 - a merge reads the parent's files of that very range.
 """
 
@@ -11,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from cairn.driver.coordinator.compaction import due
 from cairn.driver.coordinator.ranges import lists_for, pieces_of, ranges_for, shared_range
-from cairn.key_groups import Starts, groups_of
+from cairn.key_groups import Starts, groups_of, starts_within
 from cairn.protocol.messages import Compaction, Part, Piece
 from cairn.protocol.scoped_state import ScopedState
 from cairn.storage.manifest import EMPTY_VERSION, Epoch, EpochOperator, RangeState
@@ -43,7 +45,8 @@ class Division:
             return [shared_range(held, count)]
         if state.scope == "subtask":
             return lists_for(held, self._parallelism, count, state.redistribution)
-        return ranges_for(held, self._parallelism, count, self._starts)
+        starts = starts_within(state.parallelism, self._parallelism, count, self._starts)
+        return ranges_for(held, self._parallelism, count, starts)
 
     def _find(self, uid: str) -> EpochOperator | None:
         """Return the state as the epoch holds it."""

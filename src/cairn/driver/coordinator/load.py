@@ -51,7 +51,14 @@ class Load:
     def note(self, epoch: Epoch, spec: JobSpec) -> None:
         """Count an epoch in; one without rows says nothing about the load."""
         measured = epoch.metrics.operators
-        levels = {op.uid: level.index for level in spec.levels for op in level.operators}
+        parallelism = max((each.parallelism for each in epoch.operators.values()), default=0)
+        # An operator with a parallelism of its own has equal ranges, whatever its load.
+        levels = {
+            op.uid: level.index
+            for level in spec.levels
+            for op in level.operators
+            if not 0 < op.parallelism < parallelism
+        }
         found = {
             uid: _spread(each.group_rows, self._group_count)
             for uid, each in measured.items()
@@ -219,6 +226,8 @@ def starts_of(epoch: Epoch, parallelism: int, group_count: int) -> Starts | None
     """
     for operator in epoch.operators.values():
         if operator.scope == "keyed" and len(operator.ranges) == parallelism:
+            if not all(each.group_count for each in operator.ranges):
+                continue  # It has a parallelism of its own.
             starts = tuple(each.first_group for each in operator.ranges)
             equal = tuple(groups_of(i, parallelism, group_count).start for i in range(parallelism))
             return () if starts == equal else starts

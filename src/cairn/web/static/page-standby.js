@@ -14,7 +14,7 @@ export function standby(root, live) {
     const group = lead.group ?? {};
     title.textContent = lead.status === "restarting" ? "This driver restarts" : "This driver waits";
     replace(state, card(group.leader ? "Another driver leads the job" : "Nobody leads the job at this moment", { cls: group.this?.refusal ? "waits now-failed" : "waits" },
-      h("p", { class: "soft" }, group.leader ? "This one takes over when the leader is gone or hands over. Everything about the job is on the pages of the leader." : "A standby takes over when the lease of the last leader is over."),
+      h("p", { class: "soft" }, group.this?.refusal ? "This one would be refused: its program does not continue the state of the job." : group.leader ? "This one takes over when the leader is gone or hands over. Everything about the job is on the pages of the leader." : "A standby takes over when the lease of the last leader is over."),
       facts([
         group.leader ? ["leader", h("b", null, group.leader.host), `, pid ${group.leader.pid}, since `, when(group.leader.since_ms), `, ${span(live.nowMs - group.leader.since_ms)}`] : null,
         group.leader ? ["dashboard", page(group.leader, group.this)] : null,

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import cairn
 from cairn.driver.coordinator.autoscale import (
     COOL_MS,
     DOWN_MS,
@@ -14,9 +15,12 @@ from cairn.driver.coordinator.autoscale import (
     Autoscaler,
     Figures,
     busy_ms,
+    find_bound,
 )
+from cairn.plan.deploy import job_spec
 from cairn.report.epoch import SubtaskTimes, Timings
 from cairn.report.scaling import Decision
+from tests.unit.plan.programs import ROW, Pass, process, source
 
 
 class Job:
@@ -204,3 +208,23 @@ def test_busy_time_is_that_of_the_busiest_subtask_of_each_level() -> None:
     three_batches = Timings(subtasks=subtasks, process_ms=80.0, snapshot_ms=10.0)
     assert busy_ms(three_batches) == 105.0, "subtasks are measured in one batch of three"
     assert busy_ms(Timings()) == 0.0
+
+
+def test_more_subtasks_are_not_asked_for_where_an_operator_takes_no_more() -> None:
+    job = Job(parallelism=4)
+    assert job.follow(4000, EPOCHS_UP + 1, backlog_rows=10_000_000, bounded="score") == []
+    last = job.epoch(4000, backlog_rows=10_000_000, bounded="score")
+    assert "operator score takes most of it" in last.reason
+
+
+def test_the_operator_that_bounds_a_job_is_one_of_its_busiest_level() -> None:
+    program = cairn.Job("j", max_parallelism=16)
+    rows = source(program, "s")
+    few = rows.key_by("k").process(Pass(), schema=ROW, uid="few", parallelism=2)
+    process(few, "many", key="v")
+    spec = job_spec(program.graph(), job_id="", checkpoint="memory:", backend="heap")
+    first = SubtaskTimes(level=0, subtask=0, process_ms=10.0)
+    second = SubtaskTimes(level=1, subtask=0, process_ms=5.0)
+    assert find_bound(Timings(subtasks=[first, second]), spec, 4) == "few"
+    assert find_bound(Timings(subtasks=[first, second]), spec, 2) == ""
+    assert find_bound(Timings(subtasks=[second]), spec, 4) == ""

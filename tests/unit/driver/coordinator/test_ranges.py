@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from cairn.driver.coordinator.ranges import advance, apply_compaction, ranges_for
 from cairn.driver.coordinator.record import pack_small_files
 from cairn.driver.coordinator.rounds import Outcome
+from cairn.key_groups import starts_within
 from cairn.protocol.messages import Ack, Compacted, OperatorAck
 from cairn.storage.files import StateFile
 from cairn.storage.manifest import EMPTY_VERSION, Held, RangeState, next_version
@@ -239,3 +240,24 @@ def test_a_file_is_taken_in_once() -> None:
     after = apply_compaction(before, written("base", before, 3))
     assert after is not None
     assert apply_compaction(after, written("base", after, 3)) is None
+
+
+def test_an_operator_in_fewer_subtasks_has_all_key_groups_in_the_first_ones() -> None:
+    bounded = starts_within(2, 4, 10, (0, 1, 2, 3))
+    parts = ranges_for(None, 4, 10, bounded)
+    assert [groups(each) for each in parts] == [
+        range(5),
+        range(5, 10),
+        range(10, 10),
+        range(10, 10),
+    ]
+    assert starts_within(4, 4, 10, (0, 1, 2, 3)) == (0, 1, 2, 3), "a bound that does not bind"
+    assert starts_within(0, 4, 10) == ()
+
+
+def test_another_bound_moves_files_between_subtasks_and_rewrites_none() -> None:
+    held = entry(part(range(10), ref("base", range(10))), part(range(10, 10)))
+    wider = ranges_for(held, 2, 10)
+    assert [groups(each) for each in wider] == [range(5), range(5, 10)]
+    assert [[file.id for file in each.files] for each in wider] == [["base"], ["base"]]
+    assert ranges_for(held, 2, 10, starts_within(1, 2, 10)) == held.ranges

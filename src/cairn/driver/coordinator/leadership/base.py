@@ -13,7 +13,7 @@ Always true here:
 from __future__ import annotations
 
 import threading
-from typing import Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -36,6 +36,15 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """The newest epoch that a hot standby's slots hold."""
     refusal: str | None = None
     """Why this member could not continue the job now; None if it could."""
+
+
+class Sign(NamedTuple):
+    """The record that a driver renews while it lives, as a reader outside of the group sees it."""
+
+    version: Any
+    """Another one after each renewal."""
+    member: Member
+    leads: bool
 
 
 class Grant(Protocol):

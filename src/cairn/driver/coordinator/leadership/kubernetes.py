@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import msgspec
 
-from cairn.driver.coordinator.leadership.base import Member
+from cairn.driver.coordinator.leadership.base import Member, Sign
 from cairn.driver.coordinator.leadership.deadline import Deadline
 from cairn.driver.coordinator.leadership.leases import (
     RESOURCE,
@@ -88,6 +88,10 @@ class KubernetesLeadership:
         assert self._member is not None, "campaign sets the member"
         try:
             self._write_standby(self._member)
+        except Exception as error:
+            # Only what the others see of this member: it must not keep the job down.
+            logger.debug("the lease of a standby was not renewed: %s", describe(error))
+        try:
             grant = self._try(self._member)
         except ConflictError:
             self._seen.pop(self.name, None)
@@ -123,6 +127,17 @@ class KubernetesLeadership:
             return []
         found = [_member(lease) for lease, idle_s in standbys if idle_s < self.lease_s]
         return sorted((each for each in found if each is not None), key=lambda each: each.since_ms)
+
+    def signs(self) -> dict[str, Sign]:
+        """Return the leases that are held, by name; errors of the API are raised."""
+        lease = self.leases.read(self.name)
+        held = [] if lease is None or not _holder(lease) else [lease]
+        found = {}
+        for each in [*held, *self.leases.list(f"{GROUP_LABEL}={self.name}")]:
+            name, member = each["metadata"]["name"], _member(each)
+            if member is not None:
+                found[name] = Sign(_version(each), member, leads=name == self.name)
+        return found
 
     def close(self) -> None:
         if self._grant is not None:

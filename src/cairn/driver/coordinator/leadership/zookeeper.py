@@ -115,12 +115,19 @@ class ZooKeeperLeadership:
 
     def waiting(self) -> list[Member]:
         try:
-            client = self._connect()
-            names = self._line(client)
-            found = [self._read(client, f"{self.path}/waiting/{name}") for name in names]
+            return self._waiting(self._connect())
         except Exception:
             return []
-        return [member for member in found if member is not None]
+
+    def look(self) -> tuple[Member | None, list[Member]]:
+        """Return who leads and who waits; errors of the service are raised."""
+        from kazoo.exceptions import NoNodeError
+
+        client = self._connect()
+        try:
+            return self._read(client, f"{self.path}/leader"), self._waiting(client)
+        except NoNodeError:
+            return None, []  # No driver of this group was ever started.
 
     def close(self) -> None:
         if self._grant is not None:
@@ -260,6 +267,11 @@ class ZooKeeperLeadership:
         """Return the names of the nodes that wait, the next in turn first."""
         names = self.ask(client.get_children_async(f"{self.path}/waiting"))
         return sorted(names, key=lambda name: name[-_SEQUENCE_DIGITS:])
+
+    def _waiting(self, client: Any) -> list[Member]:
+        paths = [f"{self.path}/waiting/{name}" for name in self._line(client)]
+        found = [self._read(client, path) for path in paths]
+        return [member for member in found if member is not None]
 
     def _own_names(self, client: Any) -> list[str]:
         assert self.member is not None, "campaign sets the member"
