@@ -9,26 +9,34 @@ from pathlib import Path
 
 import pytest
 
+from cairn.backends import timer_table
+from cairn.backends.cached.backend import CachedBackend
+from cairn.backends.postgres.files import verify_postgres_base
+from cairn.backends.rocksdb.files import verify_rocksdb_base
+from cairn.slot import stored_timers
 from cairn.storage.verify import verify
 from cairn.testing import SimulatedCrash, call_at_points
+from tests.backends import backend_name
 from tests.simulation.reminders import TimedDriver, TimedWorld
 from tests.simulation.test_exactly_once import seeds, survive
 from tests.simulation.world import stored_state
+
+CHECKERS = {"postgres": verify_postgres_base, "rocksdb": verify_rocksdb_base}
 
 
 def check_all(world: TimedWorld) -> None:
     world.check_output()
     world.check_log()
-    assert verify(world.store).ok
+    assert verify(world.store, checkers=CHECKERS).ok
     newest = world.newest()
     assert newest is not None
     assert stored_state(world.store, world.graph(), newest) == world.timed.state()
     assert newest.timers == world.timed.earliest()
 
 
-@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+@pytest.mark.parametrize("backend", ["heap", "rocksdb", "postgres"])
 def test_timers_are_called_as_the_model_says(backend: str, tmp_path: Path) -> None:
-    world = TimedWorld(3, tmp_path, backend=backend)
+    world = TimedWorld(3, tmp_path, backend=backend_name(backend))
     for parallelism in (2, 3, 1):
         driver = TimedDriver(world, parallelism=parallelism)
         driver.start()
@@ -42,9 +50,21 @@ def test_timers_are_called_as_the_model_says(backend: str, tmp_path: Path) -> No
     assert any(n > 1 for _, _, n in world.timed.counted)
 
 
-@pytest.mark.parametrize("seed", seeds(2, more=2))
-def test_no_timer_is_lost_or_called_twice_whatever_fails(seed: int, tmp_path: Path) -> None:
-    world = TimedWorld(seed, tmp_path)
+@pytest.fixture
+def few_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over a database, timers are read and dropped all the time."""
+    monkeypatch.setenv("CAIRN_BASE_RATIO", "0")
+    monkeypatch.setattr(timer_table, "PAGE_TIMERS", 2)
+    monkeypatch.setattr(stored_timers, "MEMORY_TIMERS_MAX", 8)
+
+
+@pytest.mark.usefixtures("few_in_memory")
+@pytest.mark.parametrize("backend", ["heap", "rocksdb", "postgres"])
+@pytest.mark.parametrize("seed", seeds(1, more=3))
+def test_no_timer_is_lost_or_called_twice_whatever_fails(
+    seed: int, backend: str, tmp_path: Path
+) -> None:
+    world = TimedWorld(seed, tmp_path, backend=backend_name(backend))
     chance = world.random
 
     def crash_at_times(point: str) -> None:
@@ -84,3 +104,29 @@ def test_no_timer_is_lost_or_called_twice_whatever_fails(seed: int, tmp_path: Pa
     except BaseException as error:
         error.add_note(f"replay with CAIRN_SEEDS={seed}:{seed + 1}")
         raise
+
+
+@pytest.mark.parametrize("backend", ["rocksdb", "postgres"])
+def test_timers_that_were_not_stored_by_time_are_read(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CAIRN_BASE_RATIO", "0")
+    world = TimedWorld(5, tmp_path, backend=backend_name(backend))
+    with monkeypatch.context() as before:
+        before.setattr(CachedBackend, "orders_timers", False)
+        old = TimedDriver(world, parallelism=2)
+        old.start()
+        for _ in range(3):
+            old.run_batch(10)
+        check_all(world)
+    newest = world.newest()
+    assert newest is not None and newest.timers
+    # The same number of subtasks would not show that rows of other files are read.
+    for parallelism in (2, 3):
+        driver = TimedDriver(world, parallelism=parallelism)
+        driver.start()
+        for _ in range(3):
+            driver.run_batch(10)
+            world.clock.advance_ms(1500)
+            driver.run_idle()
+        check_all(world)

@@ -190,7 +190,7 @@ class ListLayout(Layout):
             yield part, count
 
 
-LAYOUTS: dict[str, type[Layout]] = {"map": MapLayout, "list": ListLayout}
+LAYOUTS: dict[str, type[Layout]] = {"map": MapLayout, "list": ListLayout, "timers": MapLayout}
 
 
 def make_layout(name: str, kind: str, keys: Codec, values: Codec, entries: Codec | None) -> Layout:

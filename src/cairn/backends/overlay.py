@@ -16,7 +16,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from cairn.backends.heap.backend import empty_rows
 from cairn.backends.journal import Journal
 from cairn.backends.layout import ListLayout, MapLayout, live_column, make_layout, runs
 from cairn.errors import FunctionError
+from cairn.functions import EVENT_TIMERS, PROCESSING_TIMERS
 from cairn.state import Declaration
 from cairn.storage.manifest import Held
 from cairn.types.codec import Codec, Datum, Key, codec, strict
@@ -41,6 +42,9 @@ COUNT_SAMPLE_KEYS = 64
 class Table(ABC):
     """Rows of one state, by key group, and the overlay of the running epoch."""
 
+    stored_kind: ClassVar[str | None] = None
+    """Kind of the rows in a database; None: the declaration's layout."""
+
     def __init__(
         self, declaration: Declaration, key_type: pa.DataType, backend: Backend, group_count: int
     ) -> None:
@@ -52,7 +56,7 @@ class Table(ABC):
         entry_type = declaration.entry_type
         entries = None if entry_type is None else codec(entry_type)
         kind = declaration.layout
-        backend.open_state(self.name, kind, self.keys, self.values, entries)
+        backend.open_state(self.name, self.stored_kind or kind, self.keys, self.values, entries)
         self.layout = make_layout(self.name, kind, self.keys, self.values, entries)
         self.backend = backend
         # Indexed by key group. Handles hold both lists, so they are never replaced.
@@ -413,6 +417,11 @@ MakeTable: TypeAlias = Callable[[Declaration, pa.DataType, Backend, int], Table]
 def make_table(
     declaration: Declaration, key_type: pa.DataType, backend: Backend, group_count: int
 ) -> Table:
+    if backend.orders_timers and declaration.name in (EVENT_TIMERS, PROCESSING_TIMERS):
+        # Not at the top: it is a table itself, and a slot with state in memory has none of it.
+        from cairn.backends.timer_table import TimerTable
+
+        return TimerTable(declaration, key_type, backend, group_count)
     kinds: dict[str, type[Table]] = {"map": MapTable, "list": ListTable}
     return kinds.get(declaration.layout, ValueTable)(declaration, key_type, backend, group_count)
 

@@ -25,11 +25,13 @@ import pyarrow as pa
 from cairn.backends.contract import Backend
 from cairn.backends.overlay import MakeTable, Table, make_table
 from cairn.backends.packing import Form, Packing, form_of, pack_held, packing_of
+from cairn.backends.timer_table import TimerTable
 from cairn.errors import FunctionError
 from cairn.functions import EVENT_TIMERS
 from cairn.key_groups import groups_of, overlap
 from cairn.protocol.lookups import REPLY_BYTES_MAX
 from cairn.protocol.messages import Begin, Part, Piece
+from cairn.slot.stored_timers import make_index
 from cairn.slot.timers import Timers
 from cairn.state import Declaration
 from cairn.storage.manifest import EMPTY_VERSION, Held, Scope, next_version
@@ -99,7 +101,7 @@ class Holding:
                 self.tables[name] = table
             table.declaration = declaration
         if EVENT_TIMERS in self.tables and not (self.timers and self.timers.are_of(self.tables)):
-            self.timers = Timers(self.tables)
+            self.timers = Timers(self.tables, make_index)
 
     def adopt(self, other: Holding) -> bool:
         """Take over what is held for the same operator with another function, if its form fits."""
@@ -179,8 +181,11 @@ class Holding:
     def _settle(self, version: str) -> None:
         """Promote or undo the pending epoch."""
         is_committed = version == self.pending and version != self.version
-        if self.timers is not None and not is_committed:
-            self.timers.undo()
+        if self.timers is not None:
+            if is_committed:
+                self.timers.commit()
+            else:
+                self.timers.undo()
         if self.scope == "subtask" and not is_committed and self.keys_changed():
             self.is_replaced = True
         for table in self.tables.values():
@@ -221,9 +226,13 @@ class Holding:
         of their states, and the exact union would cost a look at every key. State without keys
         (lists of a subtask, broadcast state) has entries only.
         """
-        held = [table.count_held() for table in self.tables.values()]
-        keys = max((each.keys for each in held), default=0) if self.scope == "keyed" else 0
-        return Held(keys, sum(each.entries for each in held))
+        held = {table: table.count_held() for table in self.tables.values()}
+        # Timers in a database are not counted by key.
+        by_key = [h.keys for table, h in held.items() if not isinstance(table, TimerTable)]
+        by_timer = [h.keys for h in held.values()]
+        keys = max(max(by_key, default=0) or max(by_timer, default=0), 0)
+        entries = sum(each.entries for each in held.values())
+        return Held(keys if self.scope == "keyed" else 0, entries)
 
     # State that expires
 

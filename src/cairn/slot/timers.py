@@ -1,8 +1,9 @@
 """Timers of an operator: map state from key to times, and an index of it ordered by time.
 
 What is set and deleted goes to the state's overlay, like any other change of state, so
-snapshots, rescaling, savepoints and readers need to know nothing of timers. The index lives
-in memory only: it answers what is due next.
+snapshots, rescaling, savepoints and readers need to know nothing of timers. The index
+answers what is due next. On the heap it has all timers; over a database, those that are due
+soon (`stored_timers`).
 
 Always true here:
 - once built, the index holds exactly the timers of the state, the running epoch's included;
@@ -15,6 +16,7 @@ Always true here:
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Callable
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from typing import Any, NoReturn
@@ -31,6 +33,8 @@ from cairn.slot.context import SlotContext
 from cairn.types.durations import MAX_MS, Duration, duration_ms
 
 STALE_TIMES_MAX = 1024
+Remembered = tuple[bool, bool, Any, bool | None]
+"""A timer before a change: is it set, is it set for later, its change, was it changed blindly."""
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MILLISECOND = dt.timedelta(milliseconds=1)
 
@@ -94,6 +98,9 @@ class TimerIndex:
             else:
                 self._remove(key, time)
 
+    def commit(self) -> None:
+        """The epoch is committed. To be called while its changes are still there."""
+
     def undo(self) -> None:
         """The epoch never happened. To be called while its changes are still there."""
         self.release()
@@ -138,18 +145,25 @@ class TimerIndex:
             return
         self._change_gone(group, key, time)
 
-    def is_set(self, key: Any, time: int) -> bool:
-        return key in self._at.get(time, ()) or (time, key) in self._later
+    def remember(self, group: int, key: Any, time: int) -> Remembered:
+        """Return what `put_back` needs to undo later calls of `set` and `delete`."""
+        changed = self._changes[group].get(key, {})
+        is_now, is_later = key in self._at.get(time, ()), (time, key) in self._later
+        return is_now, is_later, changed.get(time), None
 
-    def is_for_later(self, key: Any, time: int) -> bool:
-        """True if the timer was set while waiting."""
-        return (time, key) in self._later
-
-    def set_again(self, group: int, key: Any, time: int, is_waiting: bool) -> None:
-        """Undo a `delete`."""
-        now, self.is_waiting = self.is_waiting, is_waiting
-        self.set(group, key, time)
-        self.is_waiting = now
+    def put_back(self, group: int, key: Any, time: int, before: Remembered) -> None:
+        is_now, is_later, change, _ = before
+        self._later.pop((time, key), None)
+        self._remove(key, time)
+        if is_now:
+            self._add(group, key, time)
+        if is_later:
+            self._later[time, key] = group
+        changes = self._changes[group]
+        if change is not None:
+            changes.setdefault(key, {})[time] = change
+        elif time in changes.get(key, ()):
+            self._unchange(changes, key, time)
 
     def of_key(self, key: Any) -> list[int]:
         """Every time at which a timer of the key is set."""
@@ -246,9 +260,9 @@ class TimerIndex:
 class Timers:
     """Both kinds of an operator."""
 
-    def __init__(self, tables: dict[str, Table]) -> None:
-        self.event = TimerIndex(tables[EVENT_TIMERS])
-        self.processing = TimerIndex(tables[PROCESSING_TIMERS])
+    def __init__(self, tables: dict[str, Table], make: Callable[[Table], TimerIndex]) -> None:
+        self.event = make(tables[EVENT_TIMERS])
+        self.processing = make(tables[PROCESSING_TIMERS])
         self._both = (self.event, self.processing)
 
     def are_of(self, tables: dict[str, Table]) -> bool:
@@ -267,6 +281,10 @@ class Timers:
         for index in self._both:
             if index.table.name == name:
                 index.apply(batch)
+
+    def commit(self) -> None:
+        for index in self._both:
+            index.commit()
 
     def undo(self) -> None:
         for index in self._both:
@@ -288,16 +306,13 @@ class JournaledIndex:
 
     def set(self, group: int, key: Any, time: int) -> None:
         index = self._index
-        if not index.is_set(key, time):
-            self._journal.call(index.delete, group, key, time)
-            index.set(group, key, time)
+        self._journal.call(index.put_back, group, key, time, index.remember(group, key, time))
+        index.set(group, key, time)
 
     def delete(self, group: int, key: Any, time: int) -> None:
         index = self._index
-        if index.is_set(key, time):
-            is_waiting = index.is_for_later(key, time)
-            self._journal.call(index.set_again, group, key, time, is_waiting)
-            index.delete(group, key, time)
+        self._journal.call(index.put_back, group, key, time, index.remember(group, key, time))
+        index.delete(group, key, time)
 
 
 class KeyTimers:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from cairn.backends import make_backend
+from cairn.backends import Backend, make_backend, timer_table
 from cairn.backends.overlay import Table, make_table
+from cairn.backends.rocksdb.backend import RocksBackend
 from cairn.functions import EVENT_TIMERS, timer_states
+from cairn.slot import stored_timers
 from cairn.slot import timers as module
+from cairn.slot.stored_timers import make_index
 from cairn.slot.timers import TimerIndex, as_ms, timer_text
-from cairn.types.durations import MAX_MS
+from cairn.types.durations import MAX_MS, MIN_MS
+from tests.backends import make, take_to_database
 
 GROUP_COUNT = 4
 KEYS = st.sampled_from(["a", "b", "c", "d", None])
@@ -28,16 +34,15 @@ def group_of(key: str | None) -> int:
     return 0 if key is None else ord(key) % GROUP_COUNT
 
 
-def new_table() -> Table:
-    table = make_table(
-        timer_states()[EVENT_TIMERS], pa.string(), make_backend("heap", ""), GROUP_COUNT
-    )
+def new_table(backend: Backend | None = None) -> Table:
+    backend = backend or make_backend("heap", "")
+    table = make_table(timer_states()[EVENT_TIMERS], pa.string(), backend, GROUP_COUNT)
     table.assign(range(GROUP_COUNT))
     return table
 
 
-def new_index() -> TimerIndex:
-    index = TimerIndex(new_table())
+def new_index(backend: Backend | None = None) -> TimerIndex:
+    index = make_index(new_table(backend))
     index.build()
     return index
 
@@ -45,9 +50,12 @@ def new_index() -> TimerIndex:
 class IndexAgainstModel(RuleBasedStateMachine):
     """A set of (time, key) is the model; another, what was committed."""
 
+    def make_backend(self) -> Backend | None:
+        return None
+
     @initialize()
     def start(self) -> None:
-        self.index = new_index()
+        self.index = new_index(self.make_backend())
         self.model: set[tuple[int, Any]] = set()
         self.committed: set[tuple[int, Any]] = set()
         self.waiting: set[tuple[int, Any]] = set()
@@ -94,6 +102,7 @@ class IndexAgainstModel(RuleBasedStateMachine):
     def commit(self) -> None:
         self.index.release()
         self.waiting = set()
+        self.index.commit()
         self.index.table.promote()
         self.committed = self.model.copy()
 
@@ -107,10 +116,10 @@ class IndexAgainstModel(RuleBasedStateMachine):
     @rule()
     def restore_from_files(self) -> None:
         batches = list(self.index.table.dump())
-        table = new_table()
+        table = new_table(self.make_backend())
         for batch in batches:
             table.apply(batch)
-        self.index = TimerIndex(table)
+        self.index = make_index(table)
         self.index.build()
         self.model = self.committed.copy()
         self.waiting = set()
@@ -138,6 +147,71 @@ class IndexAgainstModel(RuleBasedStateMachine):
         assert changed == {timer: timer in self.model for timer in self.model ^ self.committed}
 
 
+class StoredAgainstModel(IndexAgainstModel):
+    """The same over a database, with memory for a few timers. It is looked at now and then only:
+    to look reads timers and settles changes."""
+
+    backend = "rocksdb"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patched = pytest.MonkeyPatch()
+        self.patched.setattr(timer_table, "PAGE_TIMERS", 2)
+        self.patched.setattr(stored_timers, "MEMORY_TIMERS_MAX", 5)
+        self.folder = tempfile.mkdtemp()
+        self.made: list[Backend] = []
+
+    def make_backend(self) -> Backend:
+        folder = f"{self.folder}/{len(self.made)}"
+        self.made.append(make(self.backend, folder, 1 << 20, operator="op"))
+        return self.made[-1]
+
+    @rule()
+    def write_to_the_database(self) -> None:
+        take_to_database(self.made[-1], range(GROUP_COUNT))
+
+    @rule()
+    def restart(self) -> None:
+        """Memory is gone, the rows are there. The running epoch never happened."""
+        self.roll_back()
+        self.index = make_index(self.index.table)
+        self.index.build()
+
+    def agrees(self) -> None:
+        """Only in the rule below."""
+
+    def changes_are_what_differs_from_the_committed_state(self) -> None:
+        """Only in the rule below."""
+
+    @rule()
+    def look(self) -> None:
+        super().agrees()
+
+    @rule()
+    def end_epoch(self) -> None:
+        self.index.table.delta()
+        super().changes_are_what_differs_from_the_committed_state()
+        committed = sum(self.index.table.rows[group].entry_count() for group in range(GROUP_COUNT))
+        assert committed == len(self.committed)
+
+    def teardown(self) -> None:
+        if self.made:
+            self.commit()
+            super().agrees()
+        self.patched.undo()
+        for backend in self.made:
+            backend.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class PostgresAgainstModel(StoredAgainstModel):
+    backend = "postgres"
+
+
+TestStoredAgainstModel = StoredAgainstModel.TestCase
+TestStoredAgainstModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestPostgresAgainstModel = PostgresAgainstModel.TestCase
+TestPostgresAgainstModel.settings = settings(max_examples=8, stateful_step_count=30, deadline=None)
 TestIndexAgainstModel = IndexAgainstModel.TestCase
 TestIndexAgainstModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
@@ -181,17 +255,16 @@ def test_keys_of_one_time_are_in_order_of_the_keys_not_of_their_coming() -> None
 
 
 def test_rocksdb_index_is_built_from_what_the_database_holds(tmp_path: Path) -> None:
-    backend = make_backend("rocksdb", str(tmp_path / "db"))
-    table = make_table(timer_states()[EVENT_TIMERS], pa.string(), backend, GROUP_COUNT)
-    table.assign(range(GROUP_COUNT))
-    index = TimerIndex(table)
-    index.build()
+    backend = RocksBackend(str(tmp_path / "db"))
+    index = new_index(backend)
+    table = index.table
     for time, key in [(3, "a"), (1, "b"), (3, "c"), (2, "a")]:
         index.set(group_of(key), key, time)
     table.promote()
     index.delete(group_of("c"), "c", 3)
     table.promote()
-    again = TimerIndex(table)
+    backend.flush()
+    again = make_index(table)
     again.build()
     assert [again.take(9) for _ in range(4)] == [
         (1, [(group_of("b"), "b")]),
@@ -199,6 +272,52 @@ def test_rocksdb_index_is_built_from_what_the_database_holds(tmp_path: Path) -> 
         (3, [(group_of("a"), "a")]),
         None,
     ]
+    backend.close()
+
+
+@pytest.mark.parametrize("name", ["rocksdb", "postgres"])
+def test_memory_has_only_timers_that_are_due_soon(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timer_table, "PAGE_TIMERS", 10)
+    backend = make(name, str(tmp_path / "db"), 1 << 20, operator="op")
+    index = new_index(backend)
+    for number in range(4000):
+        index.set(number % GROUP_COUNT, f"k{number}", number * 7)
+    index.commit()
+    index.table.promote()
+    take_to_database(backend, range(GROUP_COUNT))
+    again = make_index(index.table)
+    again.build()
+    assert again.times == [MIN_MS], "nothing is read before a timer is asked for"
+    assert again.first() == 0
+    for number in range(1000):
+        assert again.take(number * 7) == (number * 7, [(number % GROUP_COUNT, f"k{number}")])
+        assert len(again.times) <= 20 * GROUP_COUNT
+    assert again.take(1000 * 7 - 1) is None
+    backend.close()
+
+
+@pytest.mark.parametrize("name", ["rocksdb", "postgres"])
+def test_many_timers_of_one_time_come_at_once(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timer_table, "PAGE_TIMERS", 3)
+    monkeypatch.setattr(stored_timers, "MEMORY_TIMERS_MAX", 5)
+    backend = make(name, str(tmp_path / "db"), 1 << 20, operator="op")
+    index = new_index(backend)
+    for number in range(100):
+        index.set(1, f"k{number:03}", 8)
+        index.set(1, f"k{number:03}", 9)
+    index.commit()
+    index.table.promote()
+    take_to_database(backend, range(GROUP_COUNT))
+    again = make_index(index.table)
+    again.build()
+    every = [(1, f"k{number:03}") for number in range(100)]
+    assert again.take(9) == (8, every)
+    assert again.take(9) == (9, every)
+    assert again.take(9) is None
     backend.close()
 
 

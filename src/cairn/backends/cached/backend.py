@@ -28,7 +28,9 @@ from typing import TYPE_CHECKING
 from cairn.backends.cached.containers import make_rows
 from cairn.backends.cached.database import Database, Op
 from cairn.backends.cached.described import StoredState, describe_state
+from cairn.backends.cached.ordered import Page, read_pages
 from cairn.backends.cached.rows import DIRTY_ENTRY_BYTES, CachedRows
+from cairn.backends.cached.timer_names import KIND
 from cairn.backends.contract import Backend, Change
 from cairn.backends.packing import Packing
 from cairn.types.codec import Codec, Key
@@ -53,6 +55,7 @@ class CachedBackend(Backend):
     """Rows in memory over databases."""
 
     spills_columns = True
+    orders_timers = True
     writes_at_once: bool
     """Changes may be written to a database whenever memory is short, not only by a base."""
 
@@ -159,7 +162,9 @@ class CachedBackend(Backend):
         if not self.has_databases:
             return
         is_young = dict.__contains__
-        for by_group in self._rows.values():
+        for name, by_group in self._rows.items():
+            if self._packings[name].kind == KIND:
+                continue
             # Almost all are in memory: check each at C speed, duplicates included.
             unknown = [
                 (group, key)
@@ -254,6 +259,12 @@ class CachedBackend(Backend):
         self.frozen_bytes = 0
 
     # Databases
+
+    def read_pages(
+        self, database: Database, starts: Sequence[tuple[bytes, bytes]], count: int
+    ) -> list[Page]:
+        """Return the next `count` names of several prefixes, each from a place on."""
+        return read_pages(database, starts, count)
 
     def write_ops(self, database: Database, pieces: Iterable[Iterable[Op]]) -> None:
         """Write rows now, in ascending order of their keys."""

@@ -12,11 +12,13 @@ Always true here:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from cairn.backends.cached.backend import CachedBackend
+from cairn.backends.cached.database import Database
 from cairn.backends.cached.described import describe_state
+from cairn.backends.cached.ordered import Page
 from cairn.backends.cached.rows import CachedRows
 from cairn.backends.contract import Base
 from cairn.backends.heap.backend import HeapBase
@@ -70,6 +72,12 @@ class PostgresBackend(CachedBackend):
             described = describe_state(packing, {})
             self._numbers[name] = state_number(self.operator, name, described)
         return PostgresDatabase(self._reads, self._numbers, history)
+
+    def read_pages(
+        self, database: Database, starts: Sequence[tuple[bytes, bytes]], count: int
+    ) -> list[Page]:
+        assert isinstance(database, PostgresDatabase)
+        return database.read_pages(starts, count)
 
     def _bind_all(self, groups: range) -> None:
         """Bind rows that are in no database to a new history."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from cairn.backends.cached.database import after
+from cairn.backends.cached.ordered import Page
 from cairn.backends.postgres.binary import PREFIX, split_keys
 
 if TYPE_CHECKING:
@@ -110,6 +111,25 @@ class PostgresDatabase:
                 return
             low = page[-1][0] + b"\0"
 
+    def read_pages(self, starts: Sequence[tuple[bytes, bytes]], count: int) -> list[Page]:
+        """Return the next `count` names of several prefixes, each from a place on: one query."""
+        keys = [prefix + start for prefix, start in starts]
+        layers = [
+            self._link.run(partial(_read_names, layer, keys, count)) for layer in self.history
+        ]
+        pages: list[Page] = []
+        for at in range(len(starts)):
+            rows = [layer.get(at + 1, []) for layer in layers]
+            # Beyond the end of a full page, a layer may have more names.
+            ends = [page[-1][0] for page in rows if len(page) == count]
+            last = min(ends, default=None)
+            newest: dict[bytes, bool] = {}
+            for page in reversed(rows):
+                newest.update(page)
+            names = [n for n in sorted(newest) if newest[n] and (last is None or n <= last)]
+            pages.append((names, last))
+        return pages
+
 
 def _look_up(
     layer: Layer, keys: Sequence[bytes], connection: Connection[Any]
@@ -126,6 +146,30 @@ def _look_up(
             (*split_keys(keys), layer.visible),
         )
         return cursor.fetchall()
+
+
+def _read_names(
+    layer: Layer, keys: Sequence[bytes], count: int, connection: Connection[Any]
+) -> dict[int, list[tuple[bytes, bool]]]:
+    """Return the next names of a layer from each key on, and whether they have a value.
+
+    By the place of the key, which counts from 1.
+    """
+    found: dict[int, list[tuple[bytes, bool]]] = {}
+    with connection.cursor(binary=True) as cursor:
+        cursor.execute(
+            "select k.i::int4, r.name, r.held"
+            " from unnest(%b::int2[], %b::int4[], %b::bytea[])"
+            " with ordinality k(grp, state, name, i)"
+            " cross join lateral (select distinct on (name) name, value is not null as held"
+            f" from {layer.schema}.rows r"
+            " where r.grp = k.grp and r.state = k.state and r.name >= k.name"
+            " and r.epoch <@ %s::int8multirange order by name, epoch desc limit %s) r",
+            (*split_keys(keys), layer.visible, count),
+        )
+        for place, name, is_held in cursor.fetchall():
+            found.setdefault(place, []).append((name, is_held))
+    return {place: sorted(page) for place, page in found.items()}
 
 
 def _read_page(

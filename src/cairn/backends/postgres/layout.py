@@ -8,7 +8,9 @@
 
 A name is the packed key; of an entry of a map the packed key and the packed entry, of an item of a
 list the packed key and its index (8 bytes, big endian). Maps and lists also have a row with the
-name of the key alone: their size. Packed is msgpack; `unpack` makes JSON of it.
+name of the key alone: their size. The name of a timer is the packed time (an unsigned integer of 8
+bytes, 2^63 more than the milliseconds since 1970) and the packed key. Packed is msgpack; `unpack`
+makes JSON of it.
 
 Always true here:
 - a row of an epoch has the value that the epoch left, so the newest visible row is right;
@@ -143,6 +145,7 @@ create or replace function {s}.unpack(data bytea) returns jsonb language sql imm
 create or replace view {s}.state as
 select s.operator, s.name as state, r.grp as key_group, k.value as key,
     case when s.kind = 'map' then (select e.value from {s}.unpack_at(r.name, k.at) e)
+         when s.kind = 'timers' then to_jsonb({s}.number_at(r.name, 1, 8) - 9223372036854775808)
          when s.kind = 'list' then to_jsonb({s}.number_at(r.name, k.at, 8)) end as entry,
     {s}.unpack(r.value) as value, r.epoch
 from {s}.visible v
@@ -151,7 +154,7 @@ cross join lateral (
     select distinct on (name) grp, name, value, epoch from {s}.rows
     where rows.grp = v.grp and rows.state = v.state and rows.epoch <@ v.epochs
     order by name, epoch desc) r
-cross join lateral {s}.unpack_at(r.name, 0) k
+cross join lateral {s}.unpack_at(r.name, case when s.kind = 'timers' then 9 else 0 end) k
 where r.value is not null and (s.kind not in ('map', 'list') or k.at < length(r.name));
 """
 
