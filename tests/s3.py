@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 BUCKET = "cairn-tests"
+CARELESS = "careless"
 
 
 class S3(NamedTuple):
@@ -47,10 +48,16 @@ class S3(NamedTuple):
 
 
 @contextlib.contextmanager
-def s3_server(bucket: str = BUCKET, host: str = "127.0.0.1") -> Iterator[S3]:
-    """An S3 server with one empty bucket, at an address of this machine."""
+def s3_server(
+    bucket: str = BUCKET, host: str = "127.0.0.1", *, is_careless: bool = False
+) -> Iterator[S3]:
+    """An S3 server with one empty bucket, at an address of this machine.
+
+    A careless one ignores the conditions of puts, as some stores do.
+    """
+    careless = [CARELESS] if is_careless else []
     process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).resolve()), bucket, host],
+        [sys.executable, str(Path(__file__).resolve()), bucket, host, *careless],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -80,23 +87,28 @@ def _environment(endpoint: str) -> dict[str, str]:
 class OneWriteAtATime:
     """A WSGI application whose requests that write do not overlap."""
 
-    def __init__(self, app: Callable[..., Iterable[bytes]]) -> None:
+    def __init__(self, app: Callable[..., Iterable[bytes]], *, is_careless: bool) -> None:
         self._app = app
+        self._is_careless = is_careless
         self._lock = threading.Lock()
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         if environ["REQUEST_METHOD"] in ("GET", "HEAD"):
             return self._app(environ, start_response)
+        if self._is_careless:
+            environ.pop("HTTP_IF_NONE_MATCH", None)
         with self._lock:
             return list(self._app(environ, start_response))
 
 
-def _serve(bucket: str, host: str) -> None:
+def _serve(bucket: str, host: str, kind: str = "") -> None:
     import boto3
     from moto.server import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server
 
-    app = OneWriteAtATime(DomainDispatcherApplication(create_backend_app))
+    app = OneWriteAtATime(
+        DomainDispatcherApplication(create_backend_app), is_careless=kind == CARELESS
+    )
     server = make_server(host, 0, app, threaded=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     endpoint = f"http://{host}:{server.server_port}"
