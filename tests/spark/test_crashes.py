@@ -365,7 +365,7 @@ def test_store_that_fails_once_or_does_not_say_is_asked_again(
 def test_full_disk_fails_the_run_cleanly_and_the_next_one_goes_on(
     spark, short, tmp_path, faulty, operation
 ):
-    first = {"put": 4, "put_if_absent": 5}[operation]
+    first = {"put": 4, "put_if_absent": 7}[operation]
     faulty(*(Fault(operation, call, "enospc") for call in range(first, first + 99)))
     job = build(spark, short.input.folder, tmp_path)
     run = job.start(checkpoint=str(tmp_path / "checkpoint"), trigger="available-now")

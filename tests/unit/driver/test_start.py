@@ -284,7 +284,8 @@ def test_a_checkpoint_that_another_driver_has_taken_over_is_not_deleted_with_the
     engine: Any = Engine.__new__(Engine)
     started = start(graph_of([], "a"), options)
     engine.name, engine.failures = "j", started.failures
-    engine.store, engine._spark_store, engine.coordinator = started[:3]
+    engine.store, engine._spark_place = started.store, started.spark_place
+    engine.coordinator = started.coordinator
     start(graph_of([], "a"), options)
     with pytest.raises(CommitConflictError, match="another driver runs job 'j'"):
         engine._delete()
