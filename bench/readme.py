@@ -290,6 +290,7 @@ def _snapshots() -> list[Row]:
             "`bench/recovery.py`",
         ),
         *_fail_over(),
+        *_autoscale(),
     ]
 
 
@@ -306,6 +307,27 @@ def _fail_over() -> list[Row]:
             f"{ratio['hot']:.2f} × and {ratio['warm']:.2f} × a restart at once; at most "
             f"{total_s['hot']:.1f} s and {total_s['warm']:.1f} s",
             "`bench/failover.py`",
+        )
+    ]
+
+
+def _autoscale() -> list[Row]:
+    """Return the row of autoscaling, once it was measured."""
+    if not (HERE / "results" / "autoscale.json").exists():
+        return []
+    measured = result("autoscale")
+    load, zipf = measured["load"], measured["zipf"]
+    caught_up = [load[name]["caught_up_s"] for name in ("autoscale", "fixed_2", "fixed_8")]
+    return [
+        (
+            "A load that steps from 1 × to 4 ×, until no row waits longer than two seconds: "
+            "autoscaling from 1 to 8 subtasks, fixed 2, fixed 8; subtasks that autoscaling used, "
+            "of the 8. Keys by Zipf's law: rows of the busiest subtask over the median one, with "
+            "equal ranges and with ranges by load",
+            f"{caught_up[0]:.0f} s, {caught_up[1]:.0f} s, {caught_up[2]:.0f} s; "
+            f"{measured['subtasks_of_fixed_8']:.0%}. {zipf['busiest_over_median_equal']:.2f} and "
+            f"{zipf['busiest_over_median_by_load']:.2f}",
+            "`bench/autoscale.py`",
         )
     ]
 

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 BUCKET = "cairn-tests"
 LIFE_MS = int(os.environ.get("CAIRN_TEST_KEY_MS", "2000"))
 """Keys of `expiring` are good for this long."""
+CARELESS = "careless"
 
 
 class S3(NamedTuple):
@@ -55,10 +56,16 @@ class S3(NamedTuple):
 
 
 @contextlib.contextmanager
-def s3_server(bucket: str = BUCKET, host: str = "127.0.0.1") -> Iterator[S3]:
-    """An S3 server with one empty bucket, at an address of this machine."""
+def s3_server(
+    bucket: str = BUCKET, host: str = "127.0.0.1", *, is_careless: bool = False
+) -> Iterator[S3]:
+    """An S3 server with one empty bucket, at an address of this machine.
+
+    A careless one ignores the conditions of puts, as some stores do.
+    """
+    careless = [CARELESS] if is_careless else []
     process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).resolve()), bucket, host],
+        [sys.executable, str(Path(__file__).resolve()), bucket, host, *careless],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -121,23 +128,29 @@ class RefuseExpired:
 class OneWriteAtATime:
     """A WSGI application whose requests that write do not overlap."""
 
-    def __init__(self, app: Callable[..., Iterable[bytes]]) -> None:
+    def __init__(self, app: Callable[..., Iterable[bytes]], *, is_careless: bool) -> None:
         self._app = app
+        self._is_careless = is_careless
         self._lock = threading.Lock()
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         if environ["REQUEST_METHOD"] in ("GET", "HEAD"):
             return self._app(environ, start_response)
+        if self._is_careless:
+            environ.pop("HTTP_IF_NONE_MATCH", None)
         with self._lock:
             return list(self._app(environ, start_response))
 
 
-def _serve(bucket: str, host: str) -> None:
+def _serve(bucket: str, host: str, kind: str = "") -> None:
     import boto3
     from moto.server import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server
 
-    app = RefuseExpired(OneWriteAtATime(DomainDispatcherApplication(create_backend_app)))
+    inner = OneWriteAtATime(
+        DomainDispatcherApplication(create_backend_app), is_careless=kind == CARELESS
+    )
+    app = RefuseExpired(inner)
     server = make_server(host, 0, app, threaded=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     endpoint = f"http://{host}:{server.server_port}"

@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +102,23 @@ class Cluster:
         if not is_first:
             host.run(command, env=environment)
         return host
+
+    @contextlib.contextmanager
+    def worker(self, name: str, **environment: Any) -> Iterator[Host]:
+        """A host with a worker, for a while."""
+        host = self.add_worker(name, **environment)
+        try:
+            yield host
+        finally:
+            # The master sees a closed connection at once, and the loss of a host much later.
+            for process in host.running("java"):
+                process.kill()
+            self.lose(host)
+
+    def lose(self, host: Host) -> None:
+        """End all processes of a host; nothing if it is lost already."""
+        if self.hosts.hosts.pop(host.name, None) is not None:
+            host.kill()
 
     @property
     def workers(self) -> list[Host]:

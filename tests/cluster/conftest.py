@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cluster.cluster import Cluster
 from tests.cluster.hosts import why_no_hosts
+from tests.cluster.running import FILES
 from tests.spark.conftest import spark  # noqa: F401  # The undisturbed runs need one.
 
 
@@ -27,3 +30,10 @@ def cluster() -> Iterator[Cluster]:
             yield made
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def expected(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:  # noqa: F811
+    """What a run comes to that nothing disturbs."""
+    crashes = importlib.import_module("tests.spark.test_crashes")
+    return crashes.Undisturbed(spark, tmp_path_factory.mktemp("expected"), FILES)

@@ -292,7 +292,8 @@ def test_error_of_any_size_and_in_any_place_arrives(spark, rows, tmp_path, one_a
 class _Context:
     def __init__(self, **conf):
         self.sparkContext = self
-        self.conf = {**cairn.spark_config(), **conf}
+        settings = {**cairn.spark_config(), **conf}
+        self.conf = {name: value for name, value in settings.items() if value is not None}
 
     def getConf(self):
         return self
@@ -311,6 +312,25 @@ def test_session_is_refused_when_results_could_be_wrong_and_warned_of_when_slow(
     with pytest.warns(UserWarning, match="subtasks will move away"):
         check_session(_Context(**{"spark.shuffle.reduceLocality.enabled": "true"}))
     assert warned_of(_Context()) == []
+
+
+@pytest.mark.parametrize(
+    ("conf", "is_warned_of"),
+    [
+        ({}, False),
+        ({"spark.locality.wait.process": "9s"}, True),
+        ({"spark.locality.wait.process": "30s"}, False),
+        ({"spark.locality.wait.process": "2min"}, False),
+        ({"spark.locality.wait.process": None}, True),
+        ({"spark.locality.wait.process": None, "spark.locality.wait": "20000"}, False),
+        ({"spark.locality.wait.process": "0s", "spark.master": "local[4]"}, False),
+    ],
+)
+def test_a_cluster_that_gives_subtasks_away_after_a_short_wait_is_warned_of(conf, is_warned_of):
+    told = warned_of(_Context(**{"spark.master": "spark://host:7077", **conf}))
+    assert [("spark.locality.wait.process is not 60s" in text) for text in told] == (
+        [True] if is_warned_of else []
+    )
 
 
 def test_session_of_cairn_gives_no_warning(spark):

@@ -306,6 +306,7 @@ class Engine:
         if was_empty and not self.history.is_empty:
             progress.say(f"the first epoch is committed: {self.history.epochs()[0].epoch}")
         self.driver.end_left_behind()
+        self.driver.give_executors_back()
 
     # Epochs without a batch, on threads of our own
 

@@ -7,7 +7,9 @@ others are made per query, on the session Spark makes for it.
 
 from __future__ import annotations
 
+import re
 import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from cairn.driver.coordinator.batch_limit import BATCH_BYTES_MAX
@@ -19,6 +21,12 @@ if TYPE_CHECKING:
 _FILE_MANAGER = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
+
+LOCALITY_WAIT = "spark.locality.wait.process"
+LOCALITY_WAIT_MS_MIN = 10_000
+"""With less, Spark gives a subtask away while others run on the executor of its slot."""
+_UNITS_MS = {"us": 0.001, "ms": 1, "": 1, "s": 1000, "m": 60_000, "min": 60_000}
+_UNITS_MS |= {"h": 3_600_000, "d": 86_400_000}
 
 BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 # Settings of the epoch's own session: the user's other queries keep theirs.
@@ -46,7 +54,7 @@ def spark_config() -> dict[str, str]:
         "spark.shuffle.reduceLocality.enabled": "false",
         "spark.speculation": "false",
         # A subtask waits for the executor of its slot: elsewhere it would restore all its state.
-        "spark.locality.wait.process": "60s",
+        LOCALITY_WAIT: "60s",
         # With dynamic allocation: no later epoch reads the pin tables and shuffle files of an
         # executor without subtasks. By default Spark would keep it for ever.
         "spark.dynamicAllocation.cachedExecutorIdleTimeout": "120s",
@@ -61,7 +69,10 @@ def spark_config() -> dict[str, str]:
 
 def is_cluster(spark: SparkSession) -> bool:
     """True if there may be several executors. With one, there is one place for all slots."""
-    master = spark.sparkContext.master
+    return _has_executors(spark.sparkContext.master)
+
+
+def _has_executors(master: str) -> bool:
     return not master.startswith("local[") and master != "local"
 
 
@@ -100,11 +111,25 @@ def check_session(spark: SparkSession) -> None:
         "spark.shuffle.reduceLocality.enabled": "subtasks will move away from their slots",
         "spark.sql.streaming.checkpointFileManagerClass": "small epochs take longer",
     }
+    if _has_executors(conf.get("spark.master", "local")):
+        slow[LOCALITY_WAIT] = "subtasks will move to other executors, where their state is restored"
     for setting, cost in slow.items():
         expected = spark_config()[setting]
-        if conf.get(setting) != expected:
+        is_other = conf.get(setting) != expected
+        if setting == LOCALITY_WAIT:
+            is_other = _locality_wait_ms(conf) < LOCALITY_WAIT_MS_MIN
+        if is_other:
             warnings.warn(
                 f"{setting} is not {expected}: {cost}; start the session with "
                 "cairn.session(name), or put cairn.spark_config() into yours",
                 stacklevel=3,
             )
+
+
+def _locality_wait_ms(conf: Mapping[str, str]) -> float:
+    """Return how long a task waits for the executor of its slot."""
+    text = conf.get(LOCALITY_WAIT, conf.get("spark.locality.wait", "3s"))
+    found = re.fullmatch(r"(\d+)\s*([a-z]*)", text.strip().lower())
+    if found is None or found[2] not in _UNITS_MS:
+        return 0.0  # Spark refuses it by itself.
+    return int(found[1]) * _UNITS_MS[found[2]]

@@ -26,6 +26,7 @@ from pyspark.accumulators import AccumulatorParam
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from cairn.driver.allocation import watch_allocation
 from cairn.driver.coordinator.batch_limit import BATCH_BYTES_MAX, BatchLimit
 from cairn.driver.coordinator.partials import PartialChoice
 from cairn.driver.coordinator.quiet_collector import pause_collector
@@ -126,6 +127,8 @@ class SparkDriver:
         self._no_input: DataFrame | None = None
         self._crowded_epochs = 0
         self.repinned = 0
+        is_pinned = self._is_cluster and graph.needs_slots
+        self._allocation = watch_allocation(spark) if is_pinned else None
 
     def deploy(self, spec: JobSpec, parallelism: int, starts: Starts = ()) -> None:
         """Plan the epochs to come: with these functions, subtasks and ranges of key groups."""
@@ -495,6 +498,11 @@ class SparkDriver:
             logger.warning("slots that are not in use could not be ended", exc_info=True, extra=job)
         finally:
             self._ending.release()
+
+    def give_executors_back(self) -> None:
+        """Remove executors that no subtask needs. Called between two epochs."""
+        if self._allocation is not None:
+            self._allocation.after_epoch(is_crowded=self._crowded_epochs > 0)
 
     def say_goodbye(self) -> None:
         """End the slots on every executor; those that are not reached end by themselves."""

@@ -72,9 +72,17 @@ class Ledger2(Ledger):
 
 
 def trap(row: Any, trouble: str) -> None:
-    """Trouble on demand, from the environment: TRAP="sleep 5 0.1" at id 5, "fail 7 2 file"."""
+    """Trouble on demand, from the environment: TRAP="sleep 5 0.1" at id 5, "fail 7 2 file".
+
+    "sleep 60-90 0.1" is at the ids from 60 on, up to 89.
+    """
     what, *arguments = trouble.split() or [""]
-    if not what or arguments[0] not in ("*", str(row.id)):
+    if not what:
+        return
+    first, _, end = arguments[0].partition("-")
+    if end and not int(first) <= row.id < int(end):
+        return
+    if not end and first not in ("*", str(row.id)):
         return
     if what == "sleep":
         time.sleep(float(arguments[1]))

@@ -26,7 +26,9 @@ def test_the_first_epoch_is_announced_once_and_when_it_is_committed(
     engine.changes = SimpleNamespace(apply=lambda: None)
     engine.scaling = SimpleNamespace(after_batch=lambda: None)
     engine.driver = SimpleNamespace(
-        execute=lambda _, begin: lead.execute(begin, ((1, 5),)), end_left_behind=lambda: None
+        execute=lambda _, begin: lead.execute(begin, ((1, 5),)),
+        end_left_behind=lambda: None,
+        give_executors_back=lambda: None,
     )
     said: list[str] = []
     monkeypatch.setattr(progress, "say", said.append)

@@ -1,0 +1,92 @@
+"""A run of `ledger` on the cluster, fed one file at a time, with its checkpoint in the bucket."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+
+from tests.cluster.cluster import Cluster
+from tests.spark.programs.ledger import SCHEMA, payments
+from tests.spark.support import Input, Program, eventually
+
+FILES = 20 if os.environ.get("CAIRN_SOAK") else 12
+"""Tests that take long need more of them, for executors to come and go meanwhile."""
+
+
+class Running:
+    """A program on the cluster, fed one file at a time."""
+
+    def __init__(self, cluster: Cluster, program: Program, source: Input) -> None:
+        self.cluster = cluster
+        self.program = program
+        self.source = source
+        self.files = payments(FILES)
+
+    def feed(self) -> list[str]:
+        """One more file; the placement of the subtasks in its epoch, as host:pid."""
+        self.source.add(*self.files[self.source.count])
+        report = self.program.await_report(epoch=1 + self.source.count)
+        return list(report["placement"].values())
+
+    def feed_until(self, holds: Callable[[set[str]], bool]) -> bool:
+        """Feed files until the hosts of the subtasks are as wanted; whether they came to be so."""
+        while self.source.count < FILES:
+            if holds({place.partition(":")[0] for place in self.feed()}):
+                return True
+            time.sleep(1)
+        return False
+
+    def feed_rest(self) -> None:
+        while self.source.count < FILES:
+            self.feed()
+
+    def slots(self) -> list[psutil.Process]:
+        return [slot for host in self.cluster.workers for slot in self.cluster.slots(host)]
+
+
+@contextmanager
+def running(
+    cluster: Cluster,
+    expected: Any,
+    name: str,
+    *arguments: Any,
+    parallelism: int = 2,
+    ends_with: int | None = None,
+    trap: str = "",
+    **conf: Any,
+) -> Iterator[Running]:
+    """A run of `ledger`; at the end its output and state are those of an undisturbed run.
+
+    `ends_with`: its subtasks at the end, if that is not `parallelism`.
+    """
+    work = cluster.folder / name
+    source = Input(work / "in", SCHEMA)
+    url = f"{cluster.s3.url}/{name}"
+    fixed = ("--trigger", "0 seconds", "--parallelism", parallelism, "--checkpoint", url)
+    with (
+        cluster.s3.in_environment(),
+        cluster.program(
+            "ledger",
+            source.folder,
+            work,
+            *fixed,
+            *arguments,
+            environment={"TRAP": trap},
+            **conf,
+        ) as program,
+    ):
+        program.await_report()
+        run = Running(cluster, program, source)
+        yield run
+        run.feed_rest()
+        left = parallelism if ends_with is None else ends_with
+        assert eventually(lambda: len(run.slots()) == left), "copies that moved have ended"
+        cluster.interrupt(program)
+        program.end()
+        expected.check(work, url)
+    assert eventually(lambda: not run.slots()), "no slot outlives the run"
