@@ -15,12 +15,12 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from cairn.backends.cached.described import describe_state
+from cairn.backends.cached.numbers import state_number
 from cairn.backends.cached.rows import scan_rows
 from cairn.backends.heap.backend import HeapBackend
 from cairn.backends.layout import RowsByGroup
 from cairn.backends.overlay import make_table
 from cairn.backends.packing import Packing, packing_of
-from cairn.backends.postgres.layout import state_number
 from cairn.backends.redis.cleaning import addresses, list_groups
 from cairn.backends.redis.database import LostStateError, RedisDatabase, call
 from cairn.backends.redis.link import Link, describe

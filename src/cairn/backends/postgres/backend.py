@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from cairn.backends.cached.backend import CachedBackend
 from cairn.backends.cached.database import Database
 from cairn.backends.cached.described import describe_state
+from cairn.backends.cached.numbers import state_number
 from cairn.backends.cached.ordered import Page
 from cairn.backends.cached.rows import CachedRows
 from cairn.backends.contract import Base
@@ -25,7 +26,7 @@ from cairn.backends.heap.backend import HeapBase
 from cairn.backends.postgres.base import PostgresBase
 from cairn.backends.postgres.database import History, PostgresDatabase
 from cairn.backends.postgres.files import StoredPart, read_index
-from cairn.backends.postgres.layout import schema_of, state_number
+from cairn.backends.postgres.layout import schema_of
 from cairn.backends.postgres.link import Link, address_of, parameters_of
 from cairn.storage.manifest import FileRef
 from cairn.storage.store import Store

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from cairn.backends.cached.database import Op
+from cairn.backends.cached.numbers import PREFIX
 
 if TYPE_CHECKING:
     from psycopg import Connection
 
-PREFIX: Final = struct.Struct(">Hi")
-"""The begin of a row's key: key group and number of the state."""
 _HEAD: Final = struct.Struct(">iiIii")
 _LENGTH: Final = struct.Struct(">i")
 _LENGTHS: Final = tuple(_LENGTH.pack(length) for length in range(1024))

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from cairn.backends.cached.database import after
+from cairn.backends.cached.numbers import PREFIX
 from cairn.backends.cached.ordered import Page
-from cairn.backends.postgres.binary import PREFIX, split_keys
+from cairn.backends.postgres.binary import split_keys
 
 if TYPE_CHECKING:
     from psycopg import Connection

@@ -23,8 +23,8 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from cairn.backends.cached.described import StoredState
+from cairn.backends.cached.numbers import state_number
 from cairn.errors import RestoreError
-from cairn.ids import digest
 
 if TYPE_CHECKING:
     from psycopg import Connection
@@ -164,12 +164,6 @@ def schema_of(job_id: str) -> str:
     name = f"cairn_{job_id.lower()}"
     assert _SCHEMA.fullmatch(name) and len(name) < 64, f"job id {job_id!r}"
     return name
-
-
-def state_number(operator: str, name: str, described: StoredState) -> int:
-    """Return the number of a state: the same in all jobs that have it."""
-    types = (described.kind, described.key_type, described.entry_type or "", described.type)
-    return int(digest(*(part.encode() for part in (operator, name, *types)))[:8], 16) & 0x7FFF_FFFF
 
 
 def create_tables(connection: Connection[Any], schema: str) -> None:

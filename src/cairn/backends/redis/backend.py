@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Final
 
 from cairn.backends.cached.backend import CachedBackend
 from cairn.backends.cached.described import StoredState, describe_state
+from cairn.backends.cached.numbers import state_number
 from cairn.backends.cached.rows import CachedRows
 from cairn.backends.contract import Base, Origin
 from cairn.backends.heap.backend import HeapBase
-from cairn.backends.postgres.layout import state_number
 from cairn.backends.redis.base import Applying, RedisBase, counts_of
 from cairn.backends.redis.database import RedisDatabase
 from cairn.backends.redis.link import Link, address_of

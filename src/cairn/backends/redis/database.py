@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from cairn.backends.cached.database import after
-from cairn.backends.postgres.binary import PREFIX
+from cairn.backends.cached.numbers import PREFIX
 from cairn.backends.redis.link import Link, is_away
 from cairn.backends.redis.scripts import (
     CHECK,

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from cairn.backends.cached.described import StoredState
-from cairn.backends.postgres.binary import PREFIX
+from cairn.backends.cached.numbers import PREFIX, state_number
 from cairn.backends.postgres.database import (
     Epochs,
     History,
@@ -19,7 +19,7 @@ from cairn.backends.postgres.database import (
     PostgresDatabase,
     extend,
 )
-from cairn.backends.postgres.layout import schema_of, state_number
+from cairn.backends.postgres.layout import schema_of
 from cairn.backends.postgres.link import Link, address_of, parameters_of
 from cairn.backends.postgres.writer import FencedError, Writer
 from cairn.ids import new_id

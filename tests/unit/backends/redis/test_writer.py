@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cairn.backends.postgres.binary import PREFIX
+from cairn.backends.cached.numbers import PREFIX
 from cairn.backends.redis import writer as writer_module
 from cairn.backends.redis.database import LostStateError, RedisDatabase
 from cairn.backends.redis.link import Link, address_of
