@@ -26,7 +26,7 @@ class Fake:
             decision=None,
             committed=None,
             load=SimpleNamespace(heaviest_share=lambda: 0.0),
-            spec=SimpleNamespace(group_count=8, job_name="job"),
+            spec=SimpleNamespace(group_count=8, job_name="job", levels=[]),
         )
         self.scaling = Scaling(
             Options("ckpt", parallelism="1..4", autoscale=mode),
