@@ -25,7 +25,10 @@ def eventually(holds: Callable[[], object], within_s: float = 30) -> bool:
 
 
 def is_gone(dead: psutil.Process) -> bool:
-    return not dead.is_running() or dead.status() == psutil.STATUS_ZOMBIE
+    try:
+        return not dead.is_running() or dead.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # It has gone in between.
+        return True
 
 
 class Executor:
