@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from cairn.backends import Backend, make_backend, timer_table
+from cairn.backends.cached.backend import CachedBackend
 from cairn.backends.overlay import Table, make_table
 from cairn.backends.rocksdb.backend import RocksBackend
 from cairn.functions import EVENT_TIMERS, timer_states
@@ -289,7 +290,7 @@ def test_memory_has_only_timers_that_are_due_soon(
     take_to_database(backend, range(GROUP_COUNT))
     again = make_index(index.table)
     again.build()
-    assert again.times == [MIN_MS], "nothing is read before a timer is asked for"
+    assert again.times == [-MAX_MS], "nothing is read before a timer is asked for"
     assert again.first() == 0
     for number in range(1000):
         assert again.take(number * 7) == (number * 7, [(number % GROUP_COUNT, f"k{number}")])
@@ -319,6 +320,68 @@ def test_many_timers_of_one_time_come_at_once(
     assert again.take(9) == (9, every)
     assert again.take(9) is None
     backend.close()
+
+
+def stored_index(tmp_path: Path, timers: list[tuple[int, str]]) -> TimerIndex:
+    """An index over a database that has these timers; memory has none of them."""
+    backend = RocksBackend(str(tmp_path / "db"))
+    index = new_index(backend)
+    for time, key in timers:
+        index.set(group_of(key), key, time)
+    index.commit()
+    index.table.promote()
+    backend.flush()
+    again = make_index(index.table)
+    again.build()
+    return again
+
+
+def test_a_timer_of_before_the_year_1_is_read_from_the_database(tmp_path: Path) -> None:
+    index = stored_index(tmp_path, [(-MAX_MS, "a"), (MIN_MS - 1, "b"), (0, "c")])
+    assert [index.take(0) for _ in range(4)] == [
+        (-MAX_MS, [(group_of("a"), "a")]),
+        (MIN_MS - 1, [(group_of("b"), "b")]),
+        (0, [(group_of("c"), "c")]),
+        None,
+    ]
+    index.table.backend.close()
+
+
+def test_no_timer_is_forgotten_when_the_database_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timer_table, "PAGE_TIMERS", 2)
+    index = stored_index(tmp_path, [(time, "a") for time in range(1, 8)])
+    assert index.first() == 1
+    read, fails = CachedBackend.read_pages, True
+
+    def read_or_fail(*arguments: Any) -> Any:
+        if fails:
+            raise OSError("it is away")
+        return read(*arguments)
+
+    monkeypatch.setattr(CachedBackend, "read_pages", read_or_fail)
+    for _ in range(2):
+        with pytest.raises(OSError, match="away"):
+            index.upcoming(9, 5)
+    index.undo()
+    index.table.rollback()
+    fails = False
+    assert index.times[0] == 1, "the loop over rows looks at the heap alone"
+    for time in (1, 2, 3):
+        assert index.take(time) == (time, [(group_of("a"), "a")])
+    fails = True
+    while True:
+        try:
+            index.take(9)
+        except OSError:
+            break
+    index.undo()
+    index.table.rollback()
+    fails = False
+    assert index.times[0] == 1
+    assert [time for time, _ in iter(lambda: index.take(9), None)] == [1, 2, 3, 4, 5, 6, 7]
+    index.table.backend.close()
 
 
 @pytest.mark.parametrize(
