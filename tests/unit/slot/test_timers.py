@@ -209,10 +209,16 @@ class PostgresAgainstModel(StoredAgainstModel):
     backend = "postgres"
 
 
+class RedisAgainstModel(StoredAgainstModel):
+    backend = "redis"
+
+
 TestStoredAgainstModel = StoredAgainstModel.TestCase
 TestStoredAgainstModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestPostgresAgainstModel = PostgresAgainstModel.TestCase
 TestPostgresAgainstModel.settings = settings(max_examples=8, stateful_step_count=30, deadline=None)
+TestRedisAgainstModel = RedisAgainstModel.TestCase
+TestRedisAgainstModel.settings = settings(max_examples=8, stateful_step_count=30, deadline=None)
 TestIndexAgainstModel = IndexAgainstModel.TestCase
 TestIndexAgainstModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
@@ -276,7 +282,7 @@ def test_rocksdb_index_is_built_from_what_the_database_holds(tmp_path: Path) -> 
     backend.close()
 
 
-@pytest.mark.parametrize("name", ["rocksdb", "postgres"])
+@pytest.mark.parametrize("name", ["rocksdb", "postgres", "redis"])
 def test_memory_has_only_timers_that_are_due_soon(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,7 +305,7 @@ def test_memory_has_only_timers_that_are_due_soon(
     backend.close()
 
 
-@pytest.mark.parametrize("name", ["rocksdb", "postgres"])
+@pytest.mark.parametrize("name", ["rocksdb", "postgres", "redis"])
 def test_many_timers_of_one_time_come_at_once(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
