@@ -390,6 +390,28 @@ def test_no_timer_is_forgotten_when_the_database_cannot_be_read(
     index.table.backend.close()
 
 
+def test_a_delta_does_not_depend_on_the_timers_in_memory(tmp_path: Path) -> None:
+    def run(index: TimerIndex) -> pa.RecordBatch | None:
+        index.set(1, "a", 7)
+        index.set(1, "e", 8)
+        index.set(1, "a", 9)
+        index.set(1, "a", 6)
+        index.delete(1, "a", 9)
+        index.set(1, "a", 9)
+        index.delete(1, "e", 5)
+        return index.table.delta()
+
+    index = stored_index(tmp_path, [(7, "a"), (5, "e"), (20, "a")])
+    nothing_known = run(index)
+    index.undo()
+    index.table.rollback()
+    assert index.first() == 5
+    assert index.take(4) is None
+    all_known = run(index)
+    assert nothing_known is not None and nothing_known.equals(all_known)
+    index.table.backend.close()
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
