@@ -12,8 +12,10 @@ import pytest
 from cairn.backends import timer_table
 from cairn.backends.cached.backend import CachedBackend
 from cairn.backends.postgres.files import verify_postgres_base
+from cairn.backends.redis import backend as redis_backend
 from cairn.backends.rocksdb.files import verify_rocksdb_base
 from cairn.slot import stored_timers
+from cairn.snapshots.verify_redis import verify_redis
 from cairn.storage.verify import verify
 from cairn.testing import SimulatedCrash, call_at_points
 from tests.backends import backend_name
@@ -28,13 +30,14 @@ def check_all(world: TimedWorld) -> None:
     world.check_output()
     world.check_log()
     assert verify(world.store, checkers=CHECKERS).ok
+    assert not verify_redis(world.store).damage
     newest = world.newest()
     assert newest is not None
     assert stored_state(world.store, world.graph(), newest) == world.timed.state()
     assert newest.timers == world.timed.earliest()
 
 
-@pytest.mark.parametrize("backend", ["heap", "rocksdb", "postgres"])
+@pytest.mark.parametrize("backend", ["heap", "rocksdb", "postgres", "redis"])
 def test_timers_are_called_as_the_model_says(backend: str, tmp_path: Path) -> None:
     world = TimedWorld(3, tmp_path, backend=backend_name(backend))
     for parallelism in (2, 3, 1):
@@ -56,10 +59,11 @@ def few_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAIRN_BASE_RATIO", "0")
     monkeypatch.setattr(timer_table, "PAGE_TIMERS", 2)
     monkeypatch.setattr(stored_timers, "MEMORY_TIMERS_MAX", 8)
+    monkeypatch.setattr(redis_backend, "APPLY_EPOCHS", 1)
 
 
 @pytest.mark.usefixtures("few_in_memory")
-@pytest.mark.parametrize("backend", ["heap", "rocksdb", "postgres"])
+@pytest.mark.parametrize("backend", ["heap", "rocksdb", "postgres", "redis"])
 @pytest.mark.parametrize("seed", seeds(1, more=3))
 def test_no_timer_is_lost_or_called_twice_whatever_fails(
     seed: int, backend: str, tmp_path: Path
@@ -104,6 +108,18 @@ def test_no_timer_is_lost_or_called_twice_whatever_fails(
     except BaseException as error:
         error.add_note(f"replay with CAIRN_SEEDS={seed}:{seed + 1}")
         raise
+
+
+@pytest.mark.usefixtures("few_in_memory")
+def test_timers_in_redis_are_those_of_the_log(tmp_path: Path) -> None:
+    world = TimedWorld(4, tmp_path, backend=backend_name("redis"))
+    driver = TimedDriver(world, parallelism=2)
+    driver.start()
+    for _ in range(8):
+        driver.run_batch(10)
+    checked = verify_redis(world.store)
+    assert checked.groups
+    assert not checked.damage and not checked.lost
 
 
 @pytest.mark.parametrize("backend", ["rocksdb", "postgres"])

@@ -162,7 +162,16 @@ class TimerTable(MapTable):
 
     def delta(self) -> pa.RecordBatch | None:
         self.settle()
+        self._order_changes()
         return super().delta()
+
+    def _order_changes(self) -> None:
+        """Sort the epoch's changes: the order in which they came is that of blind ones too."""
+        for group in self.groups:
+            changes = self.changes[group]
+            if changes:
+                in_order = sorted(changes, key=self.timer_rows(group).packing.key)
+                self.changes[group] = {key: dict(sorted(changes[key].items())) for key in in_order}
 
     def keys_changed(self) -> int:
         self.settle()

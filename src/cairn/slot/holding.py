@@ -293,12 +293,15 @@ class Holding:
     ) -> tuple[list[bytes | None], int | None] | None:
         """Return the packed values of some keys in a version, and the time of `floor_ms`.
 
-        Each key comes with its key group. Returns None if the version is not here, or if the
-        answer would be too large. Rows may change between one piece and the next: a
-        version names its content, so what is found under the same name fits together.
+        Each key comes with its key group. Returns None if the version is not here, if the answer
+        would be too large, or for timers in a database. Rows may change between one piece and the
+        next: a version names its content, so what is found under the same name fits together.
         """
         known = self._codecs_of(state)
         if known is None or known.form != form:
+            return None
+        if isinstance(known.table, TimerTable):
+            # All timers of the key group would be read, and nothing may change meanwhile.
             return None
         table, packing = known.table, known.packing
         expiry = table.expiry

@@ -20,8 +20,10 @@ import pyarrow as pa
 from cairn.backends.contract import ABSENT
 from cairn.backends.timer_table import NO_END, TimerTable
 from cairn.slot.timers import STALE_TIMES_MAX, Remembered, TimerIndex
-from cairn.types.durations import MIN_MS
+from cairn.types.durations import MAX_MS
 
+FIRST_MS: Final = -MAX_MS
+"""The earliest time of a timer: before the year 1."""
 MEMORY_TIMERS_MAX: Final = 65_536
 """More committed timers than this are not kept: half of it is, the earliest."""
 
@@ -44,7 +46,7 @@ class StoredTimerIndex(TimerIndex):
             return
         self.forget()
         self.is_waiting = False
-        self._until = dict.fromkeys(self.table.groups, MIN_MS - 1)
+        self._until = dict.fromkeys(self.table.groups, FIRST_MS - 1)
         self._note_gap()
         self._is_built = True
 
@@ -180,6 +182,8 @@ class StoredTimerIndex(TimerIndex):
 
     def _load(self) -> None:
         """Read the next timers of the key groups that end first."""
+        # If they cannot be read now, the heap still says where memory ends.
+        heappush(self.times, self._gap)
         least = min(self._until.values())
         groups = [group for group, until in self._until.items() if until == least]
         for group, (timers, until) in self.table.read_due(groups, least + 1).items():

@@ -196,17 +196,19 @@ class TimerIndex:
         groups: list[int] = []
         keys: list[Any] = []
         seen: list[int] = []
-        while len(keys) < count_max:
-            time = self.first()
-            if time is None or time > until:
-                break
-            seen.append(heappop(self.times))
-            # A time may be in the heap twice.
-            if len(seen) < 2 or seen[-2] != time:
-                keys += self._at[time].keys()
-                groups += self._at[time].values()
-        for time in seen:
-            heappush(self.times, time)
+        try:
+            while len(keys) < count_max:
+                time = self.first()
+                if time is None or time > until:
+                    break
+                seen.append(heappop(self.times))
+                # A time may be in the heap twice.
+                if len(seen) < 2 or seen[-2] != time:
+                    keys += self._at[time].keys()
+                    groups += self._at[time].values()
+        finally:
+            for time in seen:
+                heappush(self.times, time)
         return groups, keys
 
     def release(self) -> None:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from cairn.backends.cached.described import describe_state
 from cairn.backends.cached.numbers import state_number
 from cairn.backends.cached.rows import scan_rows
+from cairn.backends.cached.timer_names import KIND
 from cairn.backends.heap.backend import HeapBackend
 from cairn.backends.layout import RowsByGroup
 from cairn.backends.overlay import make_table
@@ -25,6 +26,7 @@ from cairn.backends.redis.cleaning import addresses, list_groups
 from cairn.backends.redis.database import LostStateError, RedisDatabase, call
 from cairn.backends.redis.link import Link, describe
 from cairn.errors import CairnError
+from cairn.functions import EVENT_TIMERS, PROCESSING_TIMERS
 from cairn.snapshots.columns import StateColumns
 from cairn.snapshots.reader import EpochReader
 from cairn.storage.log import Log, read_job
@@ -137,8 +139,12 @@ def _compare(
 
 
 def _packing(columns: StateColumns, group_count: int) -> Packing:
+    """Return the form of a state in Redis."""
     table = make_table(columns.declaration, columns.key_type, HeapBackend(), group_count)
-    return packing_of(table)
+    packing = packing_of(table)
+    if columns.declaration.name in (EVENT_TIMERS, PROCESSING_TIMERS):
+        return Packing(KIND, packing.keys, packing.values, packing.entries)
+    return packing
 
 
 def _rows(database: RedisDatabase, name: str, packing: Packing, group: int) -> RowsByGroup:

@@ -18,6 +18,7 @@ from cairn.backends.contract import BaseCancelledError, BaseTarget
 from cairn.backends.handles import make_batch_handle, make_batch_table, make_handle
 from cairn.backends.overlay import make_table
 from cairn.backends.packing import form_of, pack_held, packing_of, unpack_held
+from cairn.functions import EVENT_TIMERS, timer_states
 from cairn.key_groups import key_hasher
 from cairn.protocol.messages import Piece
 from cairn.slot import holding as slot_holding
@@ -280,6 +281,23 @@ def test_what_is_not_all_there_answers_nothing(tmp_path: Path) -> None:
         assert written.look_up("rescaled", gone) is None
     written.holding.close()
     assert written.look_up("rescaled", in_half) is None
+
+
+@pytest.mark.parametrize(("backend", "is_answered"), [("heap", True), ("rocksdb", False)])
+def test_timers_in_a_database_are_looked_up_in_the_checkpoint(
+    backend: str, is_answered: bool, tmp_path: Path
+) -> None:
+    # A slot would read all timers of the key group for it, and no epoch could begin meanwhile.
+    made = make_backend(backend, str(tmp_path / "db"), 1 << 20)
+    holding = Holding("op", pa.int64(), made, group_count=GROUP_COUNT)
+    holding.declare(timer_states())
+    holding.bring_to(EMPTY_VERSION, range(GROUP_COUNT), [])
+    holding.version = EMPTY_VERSION
+    table = holding.tables[EVENT_TIMERS]
+    places = [(group_of(0), packing_of(table).key(0))]
+    found = holding.look_up(EVENT_TIMERS, EMPTY_VERSION, form_of(table.declaration), places)
+    assert found == (([None], None) if is_answered else None)
+    holding.close()
 
 
 def test_a_lookup_does_not_wait_for_ever_while_rows_change(

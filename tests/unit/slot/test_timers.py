@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from cairn.backends import Backend, make_backend, timer_table
+from cairn.backends.cached.backend import CachedBackend
 from cairn.backends.overlay import Table, make_table
 from cairn.backends.rocksdb.backend import RocksBackend
 from cairn.functions import EVENT_TIMERS, timer_states
@@ -208,10 +209,16 @@ class PostgresAgainstModel(StoredAgainstModel):
     backend = "postgres"
 
 
+class RedisAgainstModel(StoredAgainstModel):
+    backend = "redis"
+
+
 TestStoredAgainstModel = StoredAgainstModel.TestCase
 TestStoredAgainstModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestPostgresAgainstModel = PostgresAgainstModel.TestCase
 TestPostgresAgainstModel.settings = settings(max_examples=8, stateful_step_count=30, deadline=None)
+TestRedisAgainstModel = RedisAgainstModel.TestCase
+TestRedisAgainstModel.settings = settings(max_examples=8, stateful_step_count=30, deadline=None)
 TestIndexAgainstModel = IndexAgainstModel.TestCase
 TestIndexAgainstModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
@@ -275,7 +282,7 @@ def test_rocksdb_index_is_built_from_what_the_database_holds(tmp_path: Path) -> 
     backend.close()
 
 
-@pytest.mark.parametrize("name", ["rocksdb", "postgres"])
+@pytest.mark.parametrize("name", ["rocksdb", "postgres", "redis"])
 def test_memory_has_only_timers_that_are_due_soon(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,7 +296,7 @@ def test_memory_has_only_timers_that_are_due_soon(
     take_to_database(backend, range(GROUP_COUNT))
     again = make_index(index.table)
     again.build()
-    assert again.times == [MIN_MS], "nothing is read before a timer is asked for"
+    assert again.times == [-MAX_MS], "nothing is read before a timer is asked for"
     assert again.first() == 0
     for number in range(1000):
         assert again.take(number * 7) == (number * 7, [(number % GROUP_COUNT, f"k{number}")])
@@ -298,7 +305,7 @@ def test_memory_has_only_timers_that_are_due_soon(
     backend.close()
 
 
-@pytest.mark.parametrize("name", ["rocksdb", "postgres"])
+@pytest.mark.parametrize("name", ["rocksdb", "postgres", "redis"])
 def test_many_timers_of_one_time_come_at_once(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,6 +326,90 @@ def test_many_timers_of_one_time_come_at_once(
     assert again.take(9) == (9, every)
     assert again.take(9) is None
     backend.close()
+
+
+def stored_index(tmp_path: Path, timers: list[tuple[int, str]]) -> TimerIndex:
+    """An index over a database that has these timers; memory has none of them."""
+    backend = RocksBackend(str(tmp_path / "db"))
+    index = new_index(backend)
+    for time, key in timers:
+        index.set(group_of(key), key, time)
+    index.commit()
+    index.table.promote()
+    backend.flush()
+    again = make_index(index.table)
+    again.build()
+    return again
+
+
+def test_a_timer_of_before_the_year_1_is_read_from_the_database(tmp_path: Path) -> None:
+    index = stored_index(tmp_path, [(-MAX_MS, "a"), (MIN_MS - 1, "b"), (0, "c")])
+    assert [index.take(0) for _ in range(4)] == [
+        (-MAX_MS, [(group_of("a"), "a")]),
+        (MIN_MS - 1, [(group_of("b"), "b")]),
+        (0, [(group_of("c"), "c")]),
+        None,
+    ]
+    index.table.backend.close()
+
+
+def test_no_timer_is_forgotten_when_the_database_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timer_table, "PAGE_TIMERS", 2)
+    index = stored_index(tmp_path, [(time, "a") for time in range(1, 8)])
+    assert index.first() == 1
+    read, fails = CachedBackend.read_pages, True
+
+    def read_or_fail(*arguments: Any) -> Any:
+        if fails:
+            raise OSError("it is away")
+        return read(*arguments)
+
+    monkeypatch.setattr(CachedBackend, "read_pages", read_or_fail)
+    for _ in range(2):
+        with pytest.raises(OSError, match="away"):
+            index.upcoming(9, 5)
+    index.undo()
+    index.table.rollback()
+    fails = False
+    assert index.times[0] == 1, "the loop over rows looks at the heap alone"
+    for time in (1, 2, 3):
+        assert index.take(time) == (time, [(group_of("a"), "a")])
+    fails = True
+    while True:
+        try:
+            index.take(9)
+        except OSError:
+            break
+    index.undo()
+    index.table.rollback()
+    fails = False
+    assert index.times[0] == 1
+    assert [time for time, _ in iter(lambda: index.take(9), None)] == [1, 2, 3, 4, 5, 6, 7]
+    index.table.backend.close()
+
+
+def test_a_delta_does_not_depend_on_the_timers_in_memory(tmp_path: Path) -> None:
+    def run(index: TimerIndex) -> pa.RecordBatch | None:
+        index.set(1, "a", 7)
+        index.set(1, "e", 8)
+        index.set(1, "a", 9)
+        index.set(1, "a", 6)
+        index.delete(1, "a", 9)
+        index.set(1, "a", 9)
+        index.delete(1, "e", 5)
+        return index.table.delta()
+
+    index = stored_index(tmp_path, [(7, "a"), (5, "e"), (20, "a")])
+    nothing_known = run(index)
+    index.undo()
+    index.table.rollback()
+    assert index.first() == 5
+    assert index.take(4) is None
+    all_known = run(index)
+    assert nothing_known is not None and nothing_known.equals(all_known)
+    index.table.backend.close()
 
 
 @pytest.mark.parametrize(

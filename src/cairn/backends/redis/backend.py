@@ -20,8 +20,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from cairn.backends.cached.backend import CachedBackend
+from cairn.backends.cached.database import Database
 from cairn.backends.cached.described import StoredState, describe_state
 from cairn.backends.cached.numbers import state_number
+from cairn.backends.cached.ordered import Page
 from cairn.backends.cached.rows import CachedRows
 from cairn.backends.contract import Base, Origin
 from cairn.backends.heap.backend import HeapBase
@@ -94,6 +96,12 @@ class RedisBackend(CachedBackend):
         self._has_databases = True
         self._number_states()
         return self.database
+
+    def read_pages(
+        self, database: Database, starts: Sequence[tuple[bytes, bytes]], count: int
+    ) -> list[Page]:
+        assert isinstance(database, RedisDatabase)
+        return database.read_pages(starts, count)
 
     def _number_states(self) -> None:
         for name, packing in self._packings.items():

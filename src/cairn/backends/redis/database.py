@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from cairn.backends.cached.database import after
 from cairn.backends.cached.numbers import PREFIX
+from cairn.backends.cached.ordered import Page
 from cairn.backends.redis.link import Link, is_away
 from cairn.backends.redis.scripts import (
     CHECK,
@@ -87,27 +88,64 @@ class RedisDatabase:
         return found
 
     def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        head, name = prefix[:GROUP_BYTES], prefix[GROUP_BYTES:]
-        group = int.from_bytes(head, "big")
+        low = self._begin_scan(prefix, max(prefix, start))
+        while low is not None:
+            ((names, values),) = self._read_rows([(prefix, low)], PAGE_ROWS)
+            yield from zip([prefix[:GROUP_BYTES] + n for n in names], values, strict=True)
+            low = b"(" + names[-1] if len(names) == PAGE_ROWS else None
+
+    def read_pages(self, starts: Sequence[tuple[bytes, bytes]], count: int) -> list[Page]:
+        """Return the next `count` names of several prefixes, each from a place on.
+
+        All prefixes are read in one round trip, unless `count` is larger than a page.
+        """
+        found: list[list[bytes]] = [[] for _ in starts]
+        lows: dict[int, bytes] = {}
+        for at, (prefix, start) in enumerate(starts):
+            low = self._begin_scan(prefix, prefix + start)
+            if low is not None:
+                lows[at] = low
+        left = count
+        while lows and left:
+            few = min(left, PAGE_ROWS)
+            left -= few
+            pages = self._read_rows([(starts[at][0], low) for at, low in lows.items()], few)
+            full: dict[int, bytes] = {}
+            for at, (names, _) in zip(lows, pages, strict=True):
+                cut = len(starts[at][0]) - GROUP_BYTES
+                found[at] += [name[cut:] for name in names]
+                if len(names) == few:
+                    full[at] = b"(" + names[-1]
+            lows = full
+        return [(names, names[-1] if len(names) == count else None) for names in found]
+
+    def _begin_scan(self, prefix: bytes, first: bytes) -> bytes | None:
+        """Return the bound of names from a key on; None if no row after it counts."""
+        group = int.from_bytes(prefix[:GROUP_BYTES], "big")
         if group not in self.markers or self._is_hidden(group, prefix):
-            return
-        first = max(prefix, start)
-        if not first.startswith(head):
-            return  # It begins after the key group.
-        low = b"[" + first[GROUP_BYTES:]
-        high = b"(" + after(name) if name.rstrip(b"\xff") else b"+"
-        while True:
-            args = [low, high, PAGE_ROWS]
-            ((marker, is_whole, names, values),) = self._call(
-                [call_script(PAGE, self.keys(group), args)], PAGE
-            )
+            return None
+        if not first.startswith(prefix[:GROUP_BYTES]):
+            return None  # It begins after the key group.
+        return b"[" + first[GROUP_BYTES:]
+
+    def _read_rows(
+        self, lows: Sequence[tuple[bytes, bytes]], count: int
+    ) -> list[tuple[list[bytes], list[bytes]]]:
+        """Return up to `count` names, with their values, of each prefix from a bound on."""
+        groups = [int.from_bytes(prefix[:GROUP_BYTES], "big") for prefix, _ in lows]
+        commands = []
+        for group, (prefix, low) in zip(groups, lows, strict=True):
+            name = prefix[GROUP_BYTES:]
+            high = b"(" + after(name) if name.rstrip(b"\xff") else b"+"
+            commands.append(call_script(PAGE, self.keys(group), [low, high, count]))
+        pages = []
+        for group, answer in zip(groups, self._call(commands, PAGE), strict=True):
+            marker, is_whole, names, values = answer
             self._believe(group, marker)
             if not is_whole or None in values:
                 raise self.report_loss(group, "rows are missing")
-            yield from zip([head + found for found in names], values, strict=True)
-            if len(names) < PAGE_ROWS:
-                return
-            low = b"(" + names[-1]
+            pages.append((names, values))
+        return pages
 
     def _is_hidden(self, group: int, key: bytes) -> bool:
         return PREFIX.unpack_from(key)[1] in self.hidden.get(group, ())

@@ -72,6 +72,42 @@ def test_a_scan_begins_anywhere_and_ends_with_its_prefix(monkeypatch: pytest.Mon
     assert len(slot.read()) == 10 and slot.read("t") == {"k": "other"}
 
 
+def test_pages_of_many_prefixes_come_in_one_round_trip(monkeypatch: pytest.MonkeyPatch) -> None:
+    slot = Slot()
+    slot.write("1:a", {f"k{n}": "v" for n in range(8)})
+    slot.write("2:b", {"k": "other"}, "t")
+    database = slot.database
+    first, second = database.prefix("s", 0), database.prefix("t", 0)
+    nothing, unknown = database.prefix("s", 1), database.prefix("s", 5)
+    starts = [(first, b"k2"), (second, b""), (nothing, b""), (unknown, b"k"), (first, b"k9")]
+    expected = [
+        ([b"k2", b"k3", b"k4"], b"k4"),
+        ([b"k"], None),
+        ([], None),
+        ([], None),
+        ([], None),
+    ]
+    trips: list[int] = []
+    call = slot.link.call
+    monkeypatch.setattr(slot.link, "call", lambda some: (trips.append(len(some)), call(some))[1])
+    assert database.read_pages(starts, 3) == expected
+    assert trips == [4], "what the slot does not have is not asked for"
+    # More than Redis reads at a time.
+    monkeypatch.setattr("cairn.backends.redis.database.PAGE_ROWS", 2)
+    assert database.read_pages(starts, 3) == expected
+    names = [f"k{n}".encode() for n in range(8)]
+    assert database.read_pages([(first, b"")], 8) == [(names, b"k7")]
+    assert database.read_pages([(first, b"")], 9) == [(names, None)]
+
+
+def test_pages_of_rows_that_redis_has_lost_are_refused() -> None:
+    slot = Slot()
+    slot.write("1:a", {"x": "1"})
+    slot.link.call([["DEL", *slot.database.keys(0)]])
+    with pytest.raises(LostStateError):
+        slot.database.read_pages([(slot.database.prefix("s", 0), b"")], 3)
+
+
 def test_a_large_change_goes_in_pieces_and_reads_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_module, "PIECE_OPS", 2)
     slot = Slot()
