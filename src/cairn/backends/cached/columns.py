@@ -245,7 +245,7 @@ class SpillTable(ColumnTable):
             for piece in pieces:
                 positions = self._index.find(piece.names)
                 self._dirty[positions] = True
-                self._stored[positions] |= piece.was_held
+                self._stored[positions] = piece.was_held
 
     def _pieces_to_store(self, at: Ints, values: Columns) -> Iterator[Stored]:
         """Yield positions, which are by key group, in pieces of whole groups."""
