@@ -24,6 +24,8 @@ SHOPS = (
 )  # fmt: skip
 FILE_PAYMENTS = 2_500
 HELD_BACK_SHARE = 0.2
+AHEAD_SHARE = 0.04
+"""Payments that may wait for their epoch while a process is to be killed in the middle of one."""
 TINY_SHARE = 0.04
 LARGE_SHARE = 0.05
 FIRST_US = 1_767_225_600_000_000  # 2026-01-01
@@ -73,6 +75,9 @@ class Arrivals(threading.Thread):
         self.stream = stream
         self.folder = folder
         self.arrived = 0
+        self.committed = 0
+        self.is_paced = True
+        """Payments wait for epochs: on a slow machine, one epoch would take them all."""
         self.error: BaseException | None = None
         self._ended = threading.Event()
         self._released = threading.Event()
@@ -97,6 +102,9 @@ class Arrivals(threading.Thread):
             due_s = started_s + self.stream.seconds * index / self.stream.files
             if self._ended.wait(max(0.0, due_s - time.monotonic())):
                 return
+            while self.is_paced and self.arrived - self.committed > self._ahead_max:
+                if self._ended.wait(0.02):
+                    return
             table = self.stream.file(index)
             # Spark ignores names that begin with a dot.
             hidden = self.folder / f".{index:06d}"
@@ -106,6 +114,10 @@ class Arrivals(threading.Thread):
             os.utime(hidden, ns=(modified_ns, modified_ns))
             hidden.rename(self.folder / f"payments-{index:06d}.parquet")
             self.arrived += table.num_rows
+
+    @property
+    def _ahead_max(self) -> float:
+        return AHEAD_SHARE * self.stream.payments
 
     def release(self) -> None:
         """Let the last payments come, which wait for the second act."""

@@ -166,6 +166,7 @@ class Play:
                     f"epoch {last + 1} never happened: Spark had planned batch {batch}, "
                     f"the log ends with epoch {last}"
                 )
+            self._arrivals.is_paced = batch is None
             driver.start()
             stage.print_event(f"driver started again, pid {driver.pid}")
             stage.set_step("Spark is starting again; payments do not wait for it")
@@ -258,7 +259,7 @@ class Play:
             self._attempts[epoch.epoch] = epoch
             self._stage.epoch(epoch)
         self._stage.standing.arrived = self._arrivals.arrived
-        self._stage.standing.committed = self._watch.rows
+        self._stage.standing.committed = self._arrivals.committed = self._watch.rows
         self._stage.tick()
         code = self._driver.exit_code()
         if code is not None and code > 0:
