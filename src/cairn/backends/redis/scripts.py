@@ -15,7 +15,9 @@ Always true here:
 - marker and rows change in one script, so a copy of Redis (a replica, an append-only file) that is
   too old has an older marker;
 - a script that fails half way leaves the marker UNFINISHED, which nobody takes for an epoch;
-- hash and sorted set have the same number of rows, so a lost one is noticed.
+- hash and sorted set have the same number of rows, so a lost one is noticed;
+- a write that replaces all rows does so even if the marker is that of its epoch: the rows may be
+  incomplete, or of other types.
 """
 
 from __future__ import annotations
@@ -57,10 +59,11 @@ WRITE: Final = _script("""
 local rows, names = KEYS[1], KEYS[2]
 local f = redis.call('HMGET', rows, 'o', 'v', 't', 'e')
 if f[1] ~= ARGV[1] then return {0, f[2] or ''} end
-if f[2] == ARGV[3] then return {1, f[2]} end
 if ARGV[2] == '*' then
   redis.call('UNLINK', rows, names)
   redis.call('HSET', rows, 't', f[3], 'e', f[4], 'o', f[1], 'v', '~', 's', '')
+elseif f[2] == ARGV[3] then
+  return {1, f[2]}
 elseif f[2] ~= ARGV[2] then
   return {0, f[2] or ''}
 else

@@ -106,6 +106,17 @@ def test_a_piece_that_is_sent_twice_changes_nothing() -> None:
     assert sent and slot.read() == {"x": "2"}
 
 
+def test_a_replacement_replaces_rows_of_its_own_epoch_too() -> None:
+    old = Slot()
+    old.write("1:a", {"x": "1", "y": "2"})
+    new = Slot(old.job_id, term=2)
+    assert new.claimed[0].marker == "1:a"
+    # It does not take the rows: a state has another type, and so another number.
+    new.write("1:a", {"x": "one"}, "t")
+    assert new.read("t") == {"x": "one"} and new.read() == {}
+    new.database.check()
+
+
 def test_an_older_term_or_epoch_claims_nothing() -> None:
     slot = Slot(term=3, epoch=7)
     for term, epoch in ((2, 9), (3, 6)):
