@@ -107,8 +107,8 @@ class Writer:
         self._pieces = dict.fromkeys(self._groups, 0)
         self._ops: dict[int, list[Op]] = {}
         self._buffered = 0
-        for group in self._groups:
-            database.writing[group] = (marker, self._between)
+        changed = dict.fromkeys(self._groups, (marker, self._between))
+        database.writing = database.writing | changed
 
     def add(self, ops: Iterable[Op]) -> None:
         """Take rows; send them if there are many."""
@@ -168,11 +168,12 @@ class Writer:
     def end(self, *, is_written: bool) -> None:
         """Make the key groups those of the epoch for readers, or note that nothing is known."""
         database = self._database
-        for group in self._groups:
-            if is_written:
-                database.markers[group] = self._marker
+        if is_written:
+            database.markers = database.markers | dict.fromkeys(self._groups, self._marker)
+            for group in self._groups:
                 database.hidden.pop(group, None)
-            database.writing.pop(group, None)
+        ended = set(self._groups)
+        database.writing = {g: held for g, held in database.writing.items() if g not in ended}
 
 
 def _encode(counts: Counts) -> bytes:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from cairn.backends.cached.numbers import PREFIX
+from cairn.backends.redis import database as database_module
 from cairn.backends.redis import writer as writer_module
 from cairn.backends.redis.database import LostStateError, RedisDatabase
 from cairn.backends.redis.link import Link, address_of
@@ -183,3 +186,37 @@ def test_a_row_counter_that_differs_is_a_loss() -> None:
     with pytest.raises(LostStateError):
         slot.database.check()
     assert slot.database.is_lost
+
+
+def test_an_answer_that_is_overtaken_by_a_writer_is_no_loss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slot = Slot()
+    slot.write("1:a", {"x": "1"})
+    call = database_module.call
+
+    def overtaken(*args: Any) -> Any:
+        answers = call(*args)
+        monkeypatch.undo()
+        slot.write("2:b", {"x": "2"})
+        return answers
+
+    monkeypatch.setattr(database_module, "call", overtaken)
+    # The caller has seen before that `x` is about to change.
+    assert slot.database.get(slot.database.prefix("s", 0) + b"x") == b"1"
+    assert slot.read() == {"x": "2"} and not slot.database.is_lost
+
+
+def test_a_check_that_a_writer_comes_before_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    slot = Slot()
+    slot.write("1:a", {"x": "1"})
+    call = database_module.call
+
+    def too_late(*args: Any) -> Any:
+        monkeypatch.undo()
+        slot.write("2:b", {"x": "2"})
+        return call(*args)
+
+    monkeypatch.setattr(database_module, "call", too_late)
+    slot.database.check()
+    assert slot.read() == {"x": "2"} and not slot.database.is_lost
