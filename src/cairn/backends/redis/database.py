@@ -7,7 +7,7 @@ script, and an answer with another marker than that of the slot is refused.
 Always true here:
 - a row is believed only if its key group has the marker that this slot has written or claimed;
 - a key group that is not listed here has no rows that count, whatever Redis has;
-- once something is lost, `is_lost` stays until the slot begins a restore.
+- once something is lost, `is_lost` stays until the slot begins a restore or has dropped all rows.
 """
 
 from __future__ import annotations
