@@ -26,6 +26,7 @@ from cairn.backends.redis.scripts import (
     call_script,
     claims_key,
     keys_of,
+    member_of,
 )
 from cairn.errors import EpochError
 from cairn.ids import new_id
@@ -59,14 +60,17 @@ def claim(
     owner: str,
 ) -> dict[int, Claimed]:
     """Keep older writers out from now on; return what Redis has."""
+    claims = claims_key(job_id)
     commands: list[list[Any]] = [
-        call_script(CLAIM, keys_of(job_id, operator, group), [term, epoch, owner])
+        call_script(
+            CLAIM,
+            [*keys_of(job_id, operator, group), claims],
+            [term, epoch, owner, member_of(operator, group)],
+        )
         for group in groups
     ]
-    # First, so that a removal of the job finds every key.
-    commands.insert(0, ["SADD", claims_key(job_id), *[f"{group}:{operator}" for group in groups]])
     found: dict[int, Claimed] = {}
-    for group, answer in zip(groups, call(link, commands, CLAIM)[1:], strict=True):
+    for group, answer in zip(groups, call(link, commands, CLAIM), strict=True):
         if not answer[0]:
             raise FencedError(
                 f"operator {operator!r}: a newer slot has key group {group} in Redis; "
