@@ -176,5 +176,9 @@ def call(link: Link, commands: list[list[Any]], *scripts: Script) -> list[Any]:
         if isinstance(answer, Exception):
             if isinstance(answer, redis.RedisError) and is_away(answer):
                 raise link.away_error(answer)
-            raise EpochError(f"Redis refused a command on state: {answer}") from None
+            raise EpochError(
+                f"{link.where} refused a command on state: {answer}\n"
+                "  next: let the user of the job run all commands on keys that begin with cairn:, "
+                "and nobody else write them"
+            ) from None
     return answers

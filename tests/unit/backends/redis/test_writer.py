@@ -12,6 +12,7 @@ from cairn.backends.redis import writer as writer_module
 from cairn.backends.redis.database import LostStateError, RedisDatabase
 from cairn.backends.redis.link import Link, address_of
 from cairn.backends.redis.writer import FencedError, Writer, claim
+from cairn.errors import EpochError
 from cairn.ids import new_id
 from tests import servers
 from tests.backends import backend_name
@@ -160,7 +161,9 @@ def test_a_script_that_fails_half_way_leaves_no_epoch() -> None:
     names = slot.database.keys(0)[1]
     client.delete(names)
     client.set(names, "not a sorted set")
-    with pytest.raises(Exception, match="WRONGTYPE"):
+    with pytest.raises(
+        EpochError, match=r"redis://.* refused a command .*WRONGTYPE.*\n  next: let"
+    ):
         slot.write("2:b", {"new": "1"})
     client.close()
     with pytest.raises(LostStateError):
