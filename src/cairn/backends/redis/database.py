@@ -166,9 +166,9 @@ class RedisDatabase:
 
 def call(link: Link, commands: list[list[Any]], *scripts: Script) -> list[Any]:
     """Send commands in one round trip; load scripts that the server does not know yet."""
-    import redis
-
     answers = link.call(commands)
+    import redis  # After the link has seen that it is installed.
+
     if any(isinstance(answer, redis.exceptions.NoScriptError) for answer in answers):
         link.call([["SCRIPT", "LOAD", script.text] for script in scripts])
         answers = link.call(commands)

@@ -30,15 +30,22 @@ _known: dict[str, str] = {}
 """URLs with secrets, by address: of the servers that this process was given a URL of."""
 
 
-def address_of(url: str) -> str:
-    """Return a URL without its secrets, and remember them for this process."""
+def check_installed() -> None:
+    """Refuse to go on without the client."""
     try:
-        import redis
+        import redis  # noqa: F401
     except ImportError as error:
         raise PlanError(
             f"state in Redis needs the package redis, which cannot be imported: {error}\n"
             "  next: pip install 'cairn-state[redis]', also where the executors run"
         ) from None
+
+
+def address_of(url: str) -> str:
+    """Return a URL without its secrets, and remember them for this process."""
+    check_installed()
+    import redis
+
     try:
         parts = urlsplit(url)
         redis.connection.parse_url(url)
@@ -83,6 +90,7 @@ class Link:
 
     def run(self, work: Callable[[Any], T]) -> T:
         """Call `work` with a client; a lost connection is made again once."""
+        check_installed()
         import redis
 
         with self._lock:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import msgspec
 import pytest
 import redis
@@ -13,6 +15,8 @@ from cairn.backends.redis.link import Link, address_of, describe, is_away
 from cairn.backends.redis.writer import claim
 from cairn.errors import EpochError, PlanError
 from cairn.protocol.spec import JobSpec
+from cairn.snapshots.verify_redis import verify_redis
+from cairn.storage.log import create_or_open_job
 from cairn.storage.store import open_store
 from tests import servers
 from tests.backends import backend_name
@@ -33,6 +37,17 @@ def test_the_note_in_the_checkpoint_has_no_password() -> None:
     (there,) = store.list("databases")
     assert msgspec.json.decode(store.get(there.path))["address"] == address_of(URL)
     assert b"s3cret" not in store.get(there.path)
+
+
+def test_verify_without_the_client_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store("memory:")
+    create_or_open_job(store, "job", 8)
+    write_note(store, URL)
+    monkeypatch.setitem(sys.modules, "redis", None)
+    checked = verify_redis(store)
+    assert not checked.damage
+    ((_, what),) = checked.lost
+    assert "needs the package redis" in what
 
 
 def test_the_error_of_a_server_that_is_away_has_no_password() -> None:
