@@ -31,7 +31,7 @@ from cairn.backends.redis.link import Link, describe
 from cairn.errors import CairnError
 from cairn.snapshots.columns import StateColumns
 from cairn.snapshots.reader import EpochReader
-from cairn.storage.log import Log, read_job
+from cairn.storage.log import Log, job_of
 from cairn.storage.manifest import Epoch
 from cairn.storage.store import Store
 from cairn.types.codec import Key
@@ -52,7 +52,7 @@ class Checked(NamedTuple):
 def verify_redis(store: Store) -> Checked:
     """Compare each key group in Redis with the epoch that its marker names."""
     checked = Checked([], [], 0)
-    job = read_job(store)
+    job = job_of(store)
     if job is None:
         return checked
     for address in addresses(store):

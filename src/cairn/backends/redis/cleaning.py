@@ -19,7 +19,7 @@ from cairn.backends.redis.database import call
 from cairn.backends.redis.link import Link, address_of, describe
 from cairn.backends.redis.scripts import REMOVE, call_script, claims_key, keys_of, member_of
 from cairn.ids import content_id
-from cairn.storage.log import Log, read_job
+from cairn.storage.log import Log, job_of
 from cairn.storage.paths import DATABASES_FOLDER
 from cairn.storage.store import NotFoundError, Store
 
@@ -58,9 +58,10 @@ def list_groups(link: Link, job_id: str) -> Iterator[tuple[str, int]]:
 
 def drop_state(store: Store) -> list[str]:
     """Remove the state of a checkpoint's job; return what could not be reached."""
-    job = read_job(store)
+    job = job_of(store)
     if job is None:
-        return []
+        why = "the keys of the job cannot be found, because job.json cannot be read"
+        return [f"{describe(address)}: {why}" for address in addresses(store)]
     unreached = []
     for address in addresses(store):
         link = Link(address, "cairn:rm")
