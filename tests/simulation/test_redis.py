@@ -8,28 +8,42 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from cairn import KeyedProcess, state
 from cairn.backends.files import drop_external
 from cairn.backends.redis import backend as redis_backend
 from cairn.backends.redis.backend import RedisBackend
 from cairn.backends.redis.database import LostStateError
+from cairn.plan.graph import (
+    Graph,
+    Inlet,
+    Node,
+    Port,
+    ProcessNode,
+    SinkNode,
+    SourceNode,
+    build_graph,
+)
 from cairn.snapshots.rollback import rollback
 from cairn.snapshots.verify_redis import verify_redis
 from cairn.storage.log import Log, read_job
 from cairn.storage.removal import delete_checkpoint
 from cairn.storage.verify import verify
 from cairn.testing import SimulatedCrash, call_at_points
+from cairn.types import parse_schema
 from tests.backends import backend_name
 from tests.marks import for_soak
 from tests.servers import RedisServer
 from tests.simulation.test_branch import branched_world
 from tests.simulation.test_exactly_once import POINTS, survive
 from tests.simulation.test_rollback import model_of
-from tests.simulation.world import Driver, World, stored_state
+from tests.simulation.world import Driver, Transactional, World, stored_state
 from tests.unit.snapshots.jobs import start_from, take
 
 ALL_POINTS = [*POINTS, "slot.rows.applied"]
+ROW = parse_schema("k long, seq long")
 TAKEN: list[bool] = []
 """Whether Redis had what a restore needed, for each restore of a test."""
 
@@ -372,6 +386,85 @@ def test_rows_that_somebody_changed_are_damage(tmp_path: Path) -> None:
     client.close()
     (damage,) = verify_redis(world.store).damage
     assert "1 rows are missing" in damage[1]
+
+
+class MemoryWorld(World):
+    """Remembers the last row of each key, in a state with a type that changes."""
+
+    last: Any = state.Value("int")
+    keys: tuple[int, ...] = (0, 1, 2, 3)
+
+    def graph(self) -> Graph:
+        class Last(KeyedProcess[Any]):
+            last = self.last
+
+            def process(self, row: Any, ctx: Any) -> Any:
+                before = self.last.get(-1)
+                self.last.set(row.seq)
+                return row.seq, before
+
+        nodes: dict[str, Node] = {
+            "rows": SourceNode("rows", None, ROW, None, None),
+            "last": ProcessNode(
+                "last", (Inlet((Port("rows"),), ("k",)),), Last(), parse_schema("a long, b long")
+            ),
+            "told": SinkNode("told", (Port("last"),), Transactional(self.published.url)),
+        }
+        return build_graph("last", self.group_count, nodes)
+
+    def arrow(self, start: int, stop: int) -> pa.StructArray:
+        rows = [{"k": self.keys[seq], "seq": seq} for seq in range(start, stop)]
+        return pa.array(rows, pa.struct(list(ROW)))
+
+
+def run_and_apply(driver: Driver, rows: int, *, crashes: bool = False) -> None:
+    """Run a batch; bring Redis to its parent epoch before it is committed."""
+
+    def apply(passed: str) -> None:
+        if passed == "driver.epoch.ran":
+            driver.cluster.slot(0).compactor.work()
+            if crashes:
+                raise SimulatedCrash(passed)
+
+    with call_at_points(apply):
+        driver.run_batch(rows)
+
+
+def test_a_state_of_another_type_keeps_its_rows_if_redis_has_the_newest_epoch(
+    tmp_path: Path,
+) -> None:
+    world = MemoryWorld(7, tmp_path, backend=backend_name("redis"))
+    world.keys = (0, 1, 2, 3, 0, 0, 0, 3)
+    driver = Driver(world, parallelism=1)
+    driver.start()
+    driver.run_batch(4)
+    with pytest.raises(SimulatedCrash):
+        run_and_apply(driver, 0, crashes=True)
+    world.last = state.Value("long")
+    second = Driver(world, parallelism=1)
+    second.start()
+    for rows in (0, 1, 1):
+        run_and_apply(second, rows)
+        assert verify_redis(world.store).damage == []
+    third = Driver(world, parallelism=1)
+    third.start()
+    third.run_batch(2)
+    assert TAKEN[-1]
+    assert (7, 3) in set(world.seen())
+
+
+def test_rows_that_have_expired_are_not_missing(tmp_path: Path) -> None:
+    world = MemoryWorld(7, tmp_path, backend=backend_name("redis"))
+    world.last = state.Value("long", ttl=state.TTL("10 seconds"))
+    driver = Driver(world, parallelism=1)
+    driver.start()
+    driver.run_batch(3)
+    world.clock.advance_ms(11_000)
+    second = Driver(world, parallelism=1)
+    second.start()
+    run_and_apply(second, 1)
+    checked = verify_redis(world.store)
+    assert checked.damage == [] and checked.groups
 
 
 def test_no_file_of_the_checkpoint_has_the_password(

@@ -1,7 +1,8 @@
 """Compare the rows in Redis with the log.
 
 A key group whose marker is an epoch in the log must have the rows of that epoch. A key group that
-Redis has lost is not damage: the next restore reads it from the checkpoint.
+Redis has lost is not damage: the next restore reads it from the checkpoint. Neither are rows that a
+slot with other types of state has written, or rows that have expired since the epoch.
 
 Always true here:
 - nothing is changed, and a running job is not disturbed.
@@ -10,9 +11,12 @@ Always true here:
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
 
 from cairn.backends.cached.described import describe_state
 from cairn.backends.cached.numbers import state_number
@@ -29,7 +33,7 @@ from cairn.errors import CairnError
 from cairn.functions import EVENT_TIMERS, PROCESSING_TIMERS
 from cairn.snapshots.columns import StateColumns
 from cairn.snapshots.reader import EpochReader
-from cairn.storage.log import Log, read_job
+from cairn.storage.log import Log, job_of
 from cairn.storage.manifest import Epoch
 from cairn.storage.store import Store
 from cairn.types.codec import Key
@@ -50,7 +54,7 @@ class Checked(NamedTuple):
 def verify_redis(store: Store) -> Checked:
     """Compare each key group in Redis with the epoch that its marker names."""
     checked = Checked([], [], 0)
-    job = read_job(store)
+    job = job_of(store)
     if job is None:
         return checked
     for address in addresses(store):
@@ -72,23 +76,38 @@ def _check_server(link: Link, store: Store, job_id: str, where: str) -> Checked:
     damage: list[tuple[str, str]] = []
     lost: list[tuple[str, str]] = []
     compared = 0
+    newest = log.newest_epoch()
+    # The job's clock may be ahead of this machine's.
+    now_ms = max(time.time_ns() // 1_000_000, 0 if newest is None else newest.now_ms)
     by_operator = itertools.groupby(list_groups(link, job_id), key=lambda each: each[0])
     for operator, claimed in by_operator:
         groups = sorted(group for _, group in claimed)
         database = RedisDatabase(link, job_id, operator, {})
-        fences = call(link, [["HGET", database.keys(group)[0], "v"] for group in groups])
-        by_marker: dict[str, list[int]] = {}
-        for group, marker in zip(groups, fences, strict=True):
-            by_marker.setdefault((marker or b"").decode(), []).append(group)
-        for marker, owned in by_marker.items():
+        fences = call(link, [["HMGET", database.keys(group)[0], "v", "s"] for group in groups])
+        by_fence: dict[tuple[str, frozenset[int]], list[int]] = {}
+        for group, (marker, described) in zip(groups, fences, strict=True):
+            fence = (marker or b"").decode(), _numbers_in(described)
+            by_fence.setdefault(fence, []).append(group)
+        for (marker, numbers), owned in by_fence.items():
             place = f"{where}, operator {operator!r}, key groups {_ranges(owned)}"
             epoch = _epoch_of(log, marker)
             if epoch is None or operator not in epoch.operators:
                 if not marker or marker.startswith("~"):
                     lost.append((place, "Redis has no whole epoch; the next restore replaces it"))
                 continue
+            # Rows that expired later may be gone from Redis already.
+            epoch = msgspec.structs.replace(epoch, now_ms=max(epoch.now_ms, now_ms))
+            columns = EpochReader(store, epoch).columns(operator)
+            packings = {name: _packing(each, owned[-1] + 1) for name, each in columns.items()}
+            database.numbers = {
+                name: state_number(operator, name, describe_state(packing, {}))
+                for name, packing in packings.items()
+            }
+            if not numbers.issuperset(database.numbers.values()):
+                lost.append((place, f"its states are not those of epoch {epoch.number}"))
+                continue
             try:
-                for group, what in _compare(store, database, epoch, marker, owned):
+                for group, what in _compare(store, database, epoch, marker, owned, packings):
                     place = f"{where}, operator {operator!r}, key group {group}"
                     damage.append((place, f"{what} of epoch {epoch.number}"))
                 compared += len(owned)
@@ -109,16 +128,17 @@ def _epoch_of(log: Log, marker: str) -> Epoch | None:
 
 
 def _compare(
-    store: Store, database: RedisDatabase, epoch: Epoch, marker: str, owned: list[int]
+    store: Store,
+    database: RedisDatabase,
+    epoch: Epoch,
+    marker: str,
+    owned: list[int],
+    packings: Mapping[str, Packing],
 ) -> Iterator[tuple[int, str]]:
     """Yield each key group that differs, and how."""
     operator = database.operator
     with EpochReader(store, epoch) as reader:
         columns = reader.columns(operator)
-        packings = {name: _packing(each, max(owned) + 1) for name, each in columns.items()}
-        for name, packing in packings.items():
-            number = state_number(operator, name, describe_state(packing, {}))
-            database.numbers[name] = number
         for group in owned:
             database.markers[group] = marker
             expected: Counter[Row] = Counter()
@@ -136,6 +156,11 @@ def _compare(
             missing, more = (expected - found).total(), (found - expected).total()
             if missing or more:
                 yield group, f"{missing} rows are missing, and {more} others are not those"
+
+
+def _numbers_in(described: bytes | None) -> frozenset[int]:
+    """Return the numbers of the states that the fence of a key group lists."""
+    return frozenset(map(int, msgspec.json.decode(described or b"{}", type=dict[str, Any])))
 
 
 def _packing(columns: StateColumns, group_count: int) -> Packing:

@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
+from cairn.backends.files import drop_external
+from cairn.backends.redis.cleaning import write_note
 from cairn.errors import CommitError, RestoreError
+from cairn.snapshots.verify_redis import verify_redis
 from cairn.storage.log import Log, create_or_open_job, read_job
 from cairn.storage.manifest import Ancestor, encode_record
-from cairn.storage.paths import JOB_PATH, REMOVAL_PATH
+from cairn.storage.paths import EXTERNAL_SUFFIX, JOB_PATH, REMOVAL_PATH
 from cairn.storage.removal import (
     delete_checkpoint,
     delete_savepoint,
@@ -129,6 +132,22 @@ def test_a_damaged_checkpoint_can_be_removed(tmp_path: Path) -> None:
     for number in Log(store).numbers():
         store.put(f"epochs/{number:012d}.json", b"junk")
     delete_checkpoint(store)
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize("kind", ["redis", "postgres"])
+def test_a_damaged_checkpoint_with_state_in_a_database_can_be_removed(
+    kind: str, tmp_path: Path
+) -> None:
+    store = checkpoint(str(tmp_path / "c"))
+    if kind == "redis":
+        write_note(store, "redis://me:s3cret@127.0.0.1:1/3")
+    else:
+        store.put(f"state/1/digest{EXTERNAL_SUFFIX}", b"{}")
+    store.put(JOB_PATH, b"junk")
+    assert verify_redis(store).damage == []
+    (unreached,) = delete_checkpoint(store, clean=drop_external).unreleased
+    assert "job.json cannot be read" in unreached and "s3cret" not in unreached
     assert not (tmp_path / "c").exists()
 
 

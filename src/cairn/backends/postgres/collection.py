@@ -22,7 +22,7 @@ from cairn.backends.postgres.files import PostgresIndex, decode_index
 from cairn.backends.postgres.layout import drop_tables, schema_of
 from cairn.backends.postgres.link import Address, Link, describe
 from cairn.storage.holds import find_holds
-from cairn.storage.log import Log, read_job
+from cairn.storage.log import Log, job_of
 from cairn.storage.manifest import Epoch
 from cairn.storage.paths import EXTERNAL_SUFFIX, STATE_FOLDER
 from cairn.storage.retention import files_of
@@ -221,9 +221,9 @@ def _parts(indexes: Iterable[PostgresIndex], schema: str) -> Iterator[_Part]:
 
 def drop_state(store: Store) -> list[str]:
     """Drop the schema of a checkpoint's job; return what could not be reached."""
-    job = read_job(store)
+    job = job_of(store)
     if job is None:
-        return []
+        return ["PostgreSQL: the job's schema cannot be found, because job.json cannot be read"]
     addresses: dict[str, Address] = {}
     for there in store.list(STATE_FOLDER):
         if there.path.endswith(EXTERNAL_SUFFIX):

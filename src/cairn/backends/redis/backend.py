@@ -91,6 +91,8 @@ class RedisBackend(CachedBackend):
             self.database.markers.pop(group_index, None)
             self._claimed.discard(group_index)
             self.database.hidden.pop(group_index, None)
+            if not self.database.markers and not self._claimed:
+                self.database.is_lost = False
 
     def database_of(self, group: int) -> RedisDatabase:
         self._has_databases = True

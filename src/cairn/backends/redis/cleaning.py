@@ -17,9 +17,9 @@ import msgspec
 
 from cairn.backends.redis.database import call
 from cairn.backends.redis.link import Link, address_of, describe
-from cairn.backends.redis.scripts import REMOVE, call_script, claims_key, keys_of
+from cairn.backends.redis.scripts import REMOVE, call_script, claims_key, keys_of, member_of
 from cairn.ids import content_id
-from cairn.storage.log import Log, read_job
+from cairn.storage.log import Log, job_of
 from cairn.storage.paths import DATABASES_FOLDER
 from cairn.storage.store import NotFoundError, Store
 
@@ -50,18 +50,18 @@ def addresses(store: Store) -> list[str]:
 
 
 def list_groups(link: Link, job_id: str) -> Iterator[tuple[str, int]]:
-    """Yield operator and number of the key groups that the job has in Redis."""
+    """Yield operator and number of the key groups that the job has in Redis, by operator."""
     (members,) = call(link, [["SMEMBERS", claims_key(job_id)]])
-    for member in sorted(members):
-        group, _, operator = member.decode().partition(":")
-        yield operator, int(group)
+    parts = [member.decode().partition(":") for member in members]
+    yield from sorted((operator, int(group)) for group, _, operator in parts)
 
 
 def drop_state(store: Store) -> list[str]:
     """Remove the state of a checkpoint's job; return what could not be reached."""
-    job = read_job(store)
+    job = job_of(store)
     if job is None:
-        return []
+        why = "the keys of the job cannot be found, because job.json cannot be read"
+        return [f"{describe(address)}: {why}" for address in addresses(store)]
     unreached = []
     for address in addresses(store):
         link = Link(address, "cairn:rm")
@@ -82,10 +82,11 @@ def _remove(link: Link, job_id: str, owned: Iterable[tuple[str, int]], term: int
     owned = list(owned)
     for start in range(0, len(owned), _KEYS_AT_ONCE):
         some = owned[start : start + _KEYS_AT_ONCE]
-        keys = [key for operator, group in some for key in keys_of(job_id, operator, group)]
-        removed += call(link, [call_script(REMOVE, keys, [term])], REMOVE)[0]
-        members = [f"{group}:{operator}" for operator, group in some]
-        call(link, [["SREM", claims_key(job_id), *members]])
+        keys = [claims_key(job_id)]
+        for operator, group in some:
+            keys += keys_of(job_id, operator, group)
+        members = [member_of(operator, group) for operator, group in some]
+        removed += call(link, [call_script(REMOVE, keys, [term, *members])], REMOVE)[0]
     return removed
 
 

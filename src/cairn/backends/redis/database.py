@@ -7,11 +7,12 @@ script, and an answer with another marker than that of the slot is refused.
 Always true here:
 - a row is believed only if its key group has the marker that this slot has written or claimed;
 - a key group that is not listed here has no rows that count, whatever Redis has;
-- once something is lost, `is_lost` stays until the slot begins a restore.
+- once something is lost, `is_lost` stays until the slot begins a restore or has dropped all rows.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -46,10 +47,12 @@ class RedisDatabase:
         self.operator = operator
         self.link = link
         self.markers: dict[int, str] = {}
-        """The marker of each key group whose rows count."""
+        """The marker of each key group whose rows count. A writer replaces the dict."""
         self.writing: dict[int, tuple[str, str]] = {}
         """Key groups that a writer changes now: the marker that they will have, and the begin of
-        those that they have between two pieces of the change."""
+        those that they have between two pieces of the change. A writer replaces the dict."""
+        self._at_call = threading.local()
+        """Both, as they were when this thread sent its last commands."""
         self.hidden: dict[int, set[int]] = {}
         """Numbers of states whose rows in Redis no longer count, by key group."""
         self.is_lost = False
@@ -152,23 +155,33 @@ class RedisDatabase:
 
     def check(self) -> None:
         """See in one round trip whether all key groups are as this slot left them."""
-        groups = [group for group in self.markers if group not in self.writing]
+        before, writing = self.markers, self.writing
+        groups = [group for group in before if group not in writing]
         if not groups:
             return
         keys = [key for group in groups for key in self.keys(group)]
-        markers = [self.markers[group] for group in groups]
+        markers = [before[group] for group in groups]
         (found,) = self._call([call_script(CHECK, keys, markers)], CHECK)
-        if found >= 0 and groups[found] not in self.writing:
+        # A writer may have begun meanwhile, and ended.
+        if found < 0 or groups[found] in self.writing:
+            return
+        if self.markers.get(groups[found]) == markers[found]:
             raise self.report_loss(groups[found], "its marker or the number of its rows differs")
 
     def _believe(self, group: int, marker: bytes | None) -> None:
         """Refuse an answer of rows that are not those of this slot."""
         found = (marker or b"").decode()
-        if found == self.markers.get(group):
-            return
-        then, between = self.writing.get(group, (None, ""))
-        if then is not None and (found == then or found.startswith(between)):
-            return
+        # A writer may have ended since Redis answered.
+        at_call = self._at_call
+        for markers, writing in (
+            (self.markers, self.writing),
+            (at_call.markers, at_call.writing),
+        ):
+            then, between = writing.get(group, (None, ""))
+            if found == markers.get(group):
+                return
+            if then is not None and (found == then or found.startswith(between)):
+                return
         raise self.report_loss(group, f"found {found or 'nothing'}")
 
     def report_loss(self, group: int, why: str) -> LostStateError:
@@ -185,14 +198,15 @@ class RedisDatabase:
         )
 
     def _call(self, commands: list[list[Any]], *scripts: Script) -> list[Any]:
+        self._at_call.markers, self._at_call.writing = self.markers, self.writing
         return call(self.link, commands, *scripts)
 
 
 def call(link: Link, commands: list[list[Any]], *scripts: Script) -> list[Any]:
     """Send commands in one round trip; load scripts that the server does not know yet."""
-    import redis
-
     answers = link.call(commands)
+    import redis  # After the link has seen that it is installed.
+
     if any(isinstance(answer, redis.exceptions.NoScriptError) for answer in answers):
         link.call([["SCRIPT", "LOAD", script.text] for script in scripts])
         answers = link.call(commands)
@@ -200,5 +214,9 @@ def call(link: Link, commands: list[list[Any]], *scripts: Script) -> list[Any]:
         if isinstance(answer, Exception):
             if isinstance(answer, redis.RedisError) and is_away(answer):
                 raise link.away_error(answer)
-            raise EpochError(f"Redis refused a command on state: {answer}") from None
+            raise EpochError(
+                f"{link.where} refused a command on state: {answer}\n"
+                "  next: let the user of the job run all commands on keys that begin with cairn:, "
+                "and nobody else write them"
+            ) from None
     return answers

@@ -3,7 +3,7 @@
 Always true here:
 - a password is in no address, message, log or repr: it comes from the job's URL or from the
   environment variable REDISCLI_AUTH of the process, as redis-cli reads it;
-- an error of a server that cannot be reached has the fact `is_away`: the job waits for it;
+- an error of a server that cannot be reached, or is full, has the fact `is_away`: the job waits;
 - a server that may evict keys is refused, and so is a Redis Cluster.
 """
 
@@ -24,20 +24,28 @@ PASSWORD_VARIABLE: Final = "REDISCLI_AUTH"
 CONNECT_TIMEOUT_S: Final = 5
 ANSWER_TIMEOUT_S: Final = 30
 _SECRETS: Final = ("password", "ssl_password")
-_AWAY: Final = ("LOADING", "BUSY", "MASTERDOWN", "READONLY", "NOREPLICAS", "CLUSTERDOWN")
+_AWAY: Final = ("BUSY", "MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM", "READONLY")
+"""First words of errors. The client has classes for some, and cuts their words off."""
 _known: dict[str, str] = {}
 """URLs with secrets, by address: of the servers that this process was given a URL of."""
 
 
-def address_of(url: str) -> str:
-    """Return a URL without its secrets, and remember them for this process."""
+def check_installed() -> None:
+    """Refuse to go on without the client."""
     try:
-        import redis
+        import redis  # noqa: F401
     except ImportError as error:
         raise PlanError(
             f"state in Redis needs the package redis, which cannot be imported: {error}\n"
             "  next: pip install 'cairn-state[redis]', also where the executors run"
         ) from None
+
+
+def address_of(url: str) -> str:
+    """Return a URL without its secrets, and remember them for this process."""
+    check_installed()
+    import redis
+
     try:
         parts = urlsplit(url)
         redis.connection.parse_url(url)
@@ -75,8 +83,14 @@ class Link:
         self._is_checked = False
         self._is_closed = False
 
+    @property
+    def where(self) -> str:
+        """The address for people."""
+        return describe(self._address)
+
     def run(self, work: Callable[[Any], T]) -> T:
         """Call `work` with a client; a lost connection is made again once."""
+        check_installed()
         import redis
 
         with self._lock:
@@ -99,9 +113,13 @@ class Link:
         return self.run(lambda client: _call(client, commands))
 
     def away_error(self, error: Exception) -> EpochError:
+        import redis
+
         where = describe(self._address)
+        is_gone = isinstance(error, redis.ConnectionError | redis.TimeoutError)
+        why = "cannot be reached" if is_gone else "refuses commands now"
         return EpochError(
-            f"the Redis server with the job's state cannot be reached: {where}\n"
+            f"the Redis server with the job's state {why}: {where}\n"
             f"  cause: {type(error).__name__}: {_first_line(error)}\n"
             "  next: repair the server; the job waits for it, and nothing is lost",
             sink=where,
@@ -190,9 +208,20 @@ def is_away(error: Exception) -> bool:
     """True if the server cannot be reached or does not take writes now."""
     import redis
 
-    if isinstance(error, redis.ConnectionError | redis.TimeoutError | redis.ReadOnlyError):
+    if isinstance(
+        error,
+        redis.ConnectionError
+        | redis.TimeoutError
+        | redis.ReadOnlyError
+        | redis.OutOfMemoryError
+        | redis.exceptions.ClusterDownError,  # And of a replica without its primary.
+    ):
         return not isinstance(error, redis.AuthenticationError)
-    return isinstance(error, redis.ResponseError) and str(error).startswith(_AWAY)
+    if not isinstance(error, redis.ResponseError):
+        return False
+    # Before Redis 7, the error of a script quotes that of the command.
+    text = str(error)
+    return text.startswith(_AWAY) or any(f": -{word} " in text for word in _AWAY)
 
 
 def _first_line(error: Exception) -> str:

@@ -14,8 +14,11 @@ fields whose names are one letter long, so no row has them:
 Always true here:
 - marker and rows change in one script, so a copy of Redis (a replica, an append-only file) that is
   too old has an older marker;
+- the claims list every key group that is there: each is added and removed together with its keys;
 - a script that fails half way leaves the marker UNFINISHED, which nobody takes for an epoch;
-- hash and sorted set have the same number of rows, so a lost one is noticed.
+- hash and sorted set have the same number of rows, so a lost one is noticed;
+- a write that replaces all rows does so even if the marker is that of its epoch: the rows may be
+  incomplete, or of other types.
 """
 
 from __future__ import annotations
@@ -37,13 +40,14 @@ def _script(text: str) -> Script:
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
-# KEYS: rows, names. ARGV: term, epoch, owner.
+# KEYS: rows, names, claims. ARGV: term, epoch, owner, member of claims.
 # Returns {1, marker, states, is whole (0 or 1)}; {0} if the key group has a newer owner.
 CLAIM: Final = _script("""
 local f = redis.call('HMGET', KEYS[1], 't', 'e', 'v', 's')
 local t, e = tonumber(f[1] or '-1'), tonumber(f[2] or '-1')
 local term, epoch = tonumber(ARGV[1]), tonumber(ARGV[2])
 if t > term or (t == term and e > epoch) then return {0} end
+redis.call('SADD', KEYS[3], ARGV[4])
 redis.call('HSET', KEYS[1], 't', ARGV[1], 'e', ARGV[2], 'o', ARGV[3],
   'v', f[3] or '', 's', f[4] or '')
 local more = redis.call('HLEN', KEYS[1]) - redis.call('ZCARD', KEYS[2])
@@ -57,10 +61,11 @@ WRITE: Final = _script("""
 local rows, names = KEYS[1], KEYS[2]
 local f = redis.call('HMGET', rows, 'o', 'v', 't', 'e')
 if f[1] ~= ARGV[1] then return {0, f[2] or ''} end
-if f[2] == ARGV[3] then return {1, f[2]} end
 if ARGV[2] == '*' then
   redis.call('UNLINK', rows, names)
   redis.call('HSET', rows, 't', f[3], 'e', f[4], 'o', f[1], 'v', '~', 's', '')
+elseif f[2] == ARGV[3] then
+  return {1, f[2]}
 elseif f[2] ~= ARGV[2] then
   return {0, f[2] or ''}
 else
@@ -125,14 +130,16 @@ end
 return -1
 """)
 
-# KEYS: rows and names of key groups. ARGV: the term of the leader.
-# Removes key groups that have no newer owner; returns how many there were.
+# KEYS: claims, then rows and names of key groups. ARGV: the term of the leader, then the member of
+# claims of each key group. Removes key groups that have no newer owner; returns how many keys.
 REMOVE: Final = _script("""
 local removed = 0
-for i = 1, #KEYS, 2 do
-  local t = tonumber(redis.call('HGET', KEYS[i], 't') or '-1')
+for i = 2, #ARGV do
+  local rows, names = KEYS[2 * i - 2], KEYS[2 * i - 1]
+  local t = tonumber(redis.call('HGET', rows, 't') or '-1')
   if t <= tonumber(ARGV[1]) then
-    removed = removed + redis.call('UNLINK', KEYS[i], KEYS[i + 1])
+    removed = removed + redis.call('UNLINK', rows, names)
+    redis.call('SREM', KEYS[1], ARGV[i])
   end
 end
 return removed
@@ -153,3 +160,8 @@ def keys_of(job_id: str, operator: str, group: int) -> list[str]:
 def claims_key(job_id: str) -> str:
     """Return the name of the set that lists every key group of a job."""
     return f"cairn:{job_id}:claims"
+
+
+def member_of(operator: str, group: int) -> str:
+    """Return what the set of claims has for a key group."""
+    return f"{group}:{operator}"

@@ -26,6 +26,7 @@ from cairn.backends.redis.scripts import (
     call_script,
     claims_key,
     keys_of,
+    member_of,
 )
 from cairn.errors import EpochError
 from cairn.ids import new_id
@@ -59,14 +60,17 @@ def claim(
     owner: str,
 ) -> dict[int, Claimed]:
     """Keep older writers out from now on; return what Redis has."""
+    claims = claims_key(job_id)
     commands: list[list[Any]] = [
-        call_script(CLAIM, keys_of(job_id, operator, group), [term, epoch, owner])
+        call_script(
+            CLAIM,
+            [*keys_of(job_id, operator, group), claims],
+            [term, epoch, owner, member_of(operator, group)],
+        )
         for group in groups
     ]
-    # First, so that a removal of the job finds every key.
-    commands.insert(0, ["SADD", claims_key(job_id), *[f"{group}:{operator}" for group in groups]])
     found: dict[int, Claimed] = {}
-    for group, answer in zip(groups, call(link, commands, CLAIM)[1:], strict=True):
+    for group, answer in zip(groups, call(link, commands, CLAIM), strict=True):
         if not answer[0]:
             raise FencedError(
                 f"operator {operator!r}: a newer slot has key group {group} in Redis; "
@@ -107,8 +111,8 @@ class Writer:
         self._pieces = dict.fromkeys(self._groups, 0)
         self._ops: dict[int, list[Op]] = {}
         self._buffered = 0
-        for group in self._groups:
-            database.writing[group] = (marker, self._between)
+        changed = dict.fromkeys(self._groups, (marker, self._between))
+        database.writing = database.writing | changed
 
     def add(self, ops: Iterable[Op]) -> None:
         """Take rows; send them if there are many."""
@@ -168,11 +172,12 @@ class Writer:
     def end(self, *, is_written: bool) -> None:
         """Make the key groups those of the epoch for readers, or note that nothing is known."""
         database = self._database
-        for group in self._groups:
-            if is_written:
-                database.markers[group] = self._marker
+        if is_written:
+            database.markers = database.markers | dict.fromkeys(self._groups, self._marker)
+            for group in self._groups:
                 database.hidden.pop(group, None)
-            database.writing.pop(group, None)
+        ended = set(self._groups)
+        database.writing = {g: held for g, held in database.writing.items() if g not in ended}
 
 
 def _encode(counts: Counts) -> bytes:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import sys
+
 import msgspec
 import pytest
 import redis
+from redis._parsers.base import BaseParser
 
 from cairn.backends import check_url, kind_of, make_backend
 from cairn.backends.redis.cleaning import write_note
 from cairn.backends.redis.link import Link, address_of, describe, is_away
+from cairn.backends.redis.writer import claim
 from cairn.errors import EpochError, PlanError
 from cairn.protocol.spec import JobSpec
+from cairn.snapshots.verify_redis import verify_redis
+from cairn.storage.log import create_or_open_job
 from cairn.storage.store import open_store
 from tests import servers
 from tests.backends import backend_name
+from tests.servers import RedisServer
 
 URL = "redis://me:s3cret@127.0.0.1:1/3?socket_timeout=2&password=s3cret"
 
@@ -30,6 +37,17 @@ def test_the_note_in_the_checkpoint_has_no_password() -> None:
     (there,) = store.list("databases")
     assert msgspec.json.decode(store.get(there.path))["address"] == address_of(URL)
     assert b"s3cret" not in store.get(there.path)
+
+
+def test_verify_without_the_client_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store("memory:")
+    create_or_open_job(store, "job", 8)
+    write_note(store, URL)
+    monkeypatch.setitem(sys.modules, "redis", None)
+    checked = verify_redis(store)
+    assert not checked.damage
+    ((_, what),) = checked.lost
+    assert "needs the package redis" in what
 
 
 def test_the_error_of_a_server_that_is_away_has_no_password() -> None:
@@ -106,3 +124,36 @@ def test_a_start_does_not_need_the_server_to_be_there() -> None:
 )
 def test_a_server_is_away_if_waiting_may_help(error: Exception, is_gone: bool) -> None:
     assert is_away(error) == is_gone
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+        "READONLY You can't write against a read only replica.",
+        "OOM command not allowed when used memory > 'maxmemory'.",
+        "MISCONF Redis is configured to save RDB snapshots, but it's unable to persist to disk.",
+        "LOADING Redis is loading the dataset in memory",
+        "NOREPLICAS Not enough good replicas to write.",
+    ],
+)
+def test_a_server_that_refuses_commands_for_a_while_is_away(answer: str) -> None:
+    # The client makes errors of some of them, and cuts off their first word.
+    assert is_away(BaseParser.parse_error(answer))
+
+
+def test_a_full_server_pauses_a_job_that_claims_its_key_groups() -> None:
+    own_server = RedisServer()
+    client = own_server.client()
+    link = Link(address_of(own_server.url), "test")
+    client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(EpochError, match="refuses commands now") as raised:
+            claim(link, "job", "op", [0], 1, 1, "me")
+        assert raised.value.facts["is_away"] is True
+    finally:
+        client.config_set("maxmemory", 0)
+        client.close()
+    assert claim(link, "job", "op", [0], 1, 1, "me")[0].marker == ""
+    link.close()
+    own_server.kill()
