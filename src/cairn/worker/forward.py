@@ -196,7 +196,8 @@ class Forward:
         """Send rows of this level to the slot, and the others directly to the output."""
         batch = next(batches, None)
         names = [] if batch is None else [name for name in batch.schema.names if name != ACK]
-        writer.begin(pa.schema([]) if batch is None else batch.select(names).schema)
+        schema = pa.schema([]) if batch is None else batch.select(names).schema
+        _send(lambda: writer.begin(schema))
         while batch is not None and not out.is_stopped:
             mine, passing = self._split(batch)
             for each in passing:
@@ -204,9 +205,10 @@ class Forward:
             if mine.num_rows:
                 if groups is not None:
                     _check_groups(mine["group"], groups)
-                writer.write_batch(mine.select(names))
+                rows = mine.select(names)
+                _send(lambda rows=rows: writer.write_batch(rows))  # type: ignore[misc]
             batch = next(batches, None)
-        writer.done_writing()
+        _send(writer.done_writing)
 
     def _read(self, reader: flight.FlightStreamReader, out: _Output) -> None:
         """Put batches of the slot into the output, and its report into the accumulator."""
@@ -242,6 +244,14 @@ class Forward:
         if len(self.lanes) < len(self.incoming.lanes):
             batch = batch.filter(pc.is_in(batch[LANE], pa.array(self.lanes, pa.int32())))
         return batch, passing
+
+
+def _send(call: Callable[[], None]) -> None:
+    """Write to the slot; FlightError if it has ended the stream: the reader may get the reason."""
+    try:
+        call()
+    except OSError as error:
+        raise flight.FlightUnavailableError(str(error)) from error
 
 
 def _check_groups(found: pa.Array, groups: range) -> None:

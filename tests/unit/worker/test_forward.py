@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from typing import Any
+
 import pyarrow as pa
 import pytest
 
 from cairn.protocol.envelope import Envelope
 from cairn.protocol.messages import find_failure
 from cairn.types import parse_schema
-from cairn.worker.forward import Forward, SubtaskError, _check_groups
+from cairn.worker.forward import Forward, SubtaskError, _check_groups, _Output
 
 MINE = (1, parse_schema("k long, s string"))
 LATER = (2, parse_schema("s string"))
@@ -84,3 +88,23 @@ def test_a_forward_of_another_version_refuses_to_run_in_one_sentence() -> None:
     failure = find_failure(str(refused.value))
     assert failure is not None and failure.kind == "PlanError"
     assert "the driver runs cairn 0.0.9, the executor on" in failure.message.splitlines()[0]
+
+
+def test_the_error_of_a_slot_that_ended_the_stream_is_not_hidden_by_the_writer() -> None:
+    refused = threading.Event()
+
+    class Writer:
+        def begin(self, schema: pa.Schema) -> None:
+            refused.set()
+            raise OSError("Could not write record batch to stream (server disconnect?)")
+
+    def read(out: _Output) -> None:
+        refused.wait(10)
+        time.sleep(0.2)  # The writer's error is there first.
+        raise SubtaskError("no alarm, please")
+
+    forward = forward_of(Envelope((MINE,)), Envelope((NEXT,)))
+    writer: Any = Writer()
+    output = _Output([read, lambda out: forward._write(writer, None, iter([]), out)])
+    with pytest.raises(SubtaskError, match="no alarm, please"):
+        list(output.items())
