@@ -33,6 +33,8 @@ from cairn.ids import new_id
 
 PIECE_OPS: Final = 4096
 BUFFERED_OPS_MAX: Final = 64 * 1024
+BUFFERED_BYTES_MAX: Final = 16 << 20
+"""Redis closes a connection with a command of a gigabyte."""
 _NAMED_BYTES: Final = 4
 
 Counts = dict[int, tuple[int, int]]
@@ -111,6 +113,8 @@ class Writer:
         self._pieces = dict.fromkeys(self._groups, 0)
         self._ops: dict[int, list[Op]] = {}
         self._buffered = 0
+        self._buffered_bytes = 0
+        """At most this many since all buffers were sent."""
         changed = dict.fromkeys(self._groups, (marker, self._between))
         database.writing = database.writing | changed
 
@@ -124,7 +128,11 @@ class Writer:
                 buffer = buffers[group] = []
             buffer.append(op)
             self._buffered += 1
-            if len(buffer) >= PIECE_OPS:
+            self._buffered_bytes += len(op[0]) + len(op[1] or b"")
+            if self._buffered_bytes >= BUFFERED_BYTES_MAX:
+                self._send(list(buffers), is_last=False)
+                self._buffered_bytes = 0
+            elif len(buffer) >= PIECE_OPS:
                 self._send([group], is_last=False)
         if self._buffered >= BUFFERED_OPS_MAX:
             self._send(list(buffers), is_last=False)

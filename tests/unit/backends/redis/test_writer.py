@@ -128,6 +128,23 @@ def test_a_large_change_goes_in_pieces_and_reads_as_one(monkeypatch: pytest.Monk
     assert other.read() == {"z": "1"}, "what was unfinished is replaced"
 
 
+def test_no_command_grows_with_the_size_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "BUFFERED_BYTES_MAX", 1000)
+    sizes: list[int] = []
+    call = writer_module.call
+
+    def measured(link: Link, commands: list[list[Any]], *scripts: Any) -> Any:
+        sizes.append(sum(len(str(word)) for command in commands for word in command))
+        return call(link, commands, *scripts)
+
+    slot = Slot()
+    monkeypatch.setattr(writer_module, "call", measured)
+    rows: dict[str, str | None] = {f"k{n}": "v" * 300 for n in range(20)}
+    slot.write("1:a", rows)
+    assert slot.read() == rows
+    assert max(sizes) < 3000, sizes
+
+
 def test_a_piece_that_is_sent_twice_changes_nothing() -> None:
     slot = Slot()
     sent = []
