@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 import cairn
 from cairn import Job, KeyedProcess, Process, sinks, state
 from tests.spark.support import epochs, finish, published
@@ -45,6 +47,7 @@ def seen(folder):
     return {row["subtask"] for row in published(folder)}
 
 
+@pytest.mark.soak
 def test_a_bounded_operator_uses_its_first_subtasks_and_keeps_its_state_under_another_bound(
     spark, make_input, tmp_path
 ):

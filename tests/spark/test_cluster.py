@@ -19,6 +19,7 @@ FILES = 7
 KILLED_IN = 2
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_executor_killed_in_mid_epoch_changes_nothing_and_subtasks_spread_out_again(

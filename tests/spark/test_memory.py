@@ -7,6 +7,8 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from cairn import Job, KeyedProcess, sinks, state
 from cairn.storage.store import open_store
 from tests.spark.support import finish, published
@@ -29,6 +31,7 @@ class KilledOnce(KeyedProcess):
         return row.k, self.n.get()
 
 
+@pytest.mark.soak
 def test_a_slot_killed_at_its_limit_of_memory_is_named_with_its_states_and_loses_nothing(
     spark, make_input, tmp_path
 ):
