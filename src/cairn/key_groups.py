@@ -110,6 +110,11 @@ def groups_of(subtask: int, parallelism: int, group_count: int, starts: Starts =
     return range(start, stop)
 
 
+def count_owners(most: int, parallelism: int) -> int:
+    """Return the number of subtasks that run an operator; `most` is 0 for all that the job has."""
+    return min(most or parallelism, parallelism)
+
+
 def starts_within(most: int, parallelism: int, group_count: int, starts: Starts = ()) -> Starts:
     """The ranges of an operator that at most `most` subtasks run; 0: as many as the job has.
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.simulation.cluster import Trouble
 from tests.simulation.test_exactly_once import seeds
-from tests.unit.slot.scoped_job import ScopedJob
+from tests.unit.slot.scoped_job import ScopedJob, Waiting
 
 
 @pytest.mark.parametrize("seed", seeds(3, more=5))
@@ -55,3 +55,25 @@ def test_no_item_and_no_rule_is_lost_or_seen_by_some_only(seed: int, tmp_path: P
     assert [set(each) for each in job.lists("all")] == [before] * parallelism
     sizes = [len(each) for each in job.lists("own")]
     assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("seed", seeds(3, more=5))
+def test_no_item_lies_where_no_row_comes_under_any_bound(seed: int, tmp_path: Path) -> None:
+    chance = random.Random(seed)
+    job = ScopedJob(tmp_path)
+    trouble = Trouble(chance, 0.05)
+    bound = seen = 0
+    for number in range(25):
+        if number == 0 or chance.random() < 0.2:
+            bound = chance.randint(0, 5)
+            job.lead(chance.randint(1, 5), Waiting(), bound=bound)
+            job.cluster.trouble = trouble
+            job.coordinator._attempts_max = 50
+        elif chance.random() < 0.3:
+            job.coordinator.rescale(chance.randint(1, 5))
+        rows = [(v, v) for v in range(seen, seen + chance.randint(0, 6))]
+        seen += len(rows)
+        job.run(rows)
+        lists = job.lists("own")
+        assert sorted(v for each in lists for v in each) == list(range(seen))
+        assert not any(lists[bound or len(lists) :])

@@ -244,6 +244,8 @@ def _subtasks(measured: list[SubtaskTimes]) -> Table:
 
 
 def _groups(part: RangeReport) -> str:
+    if not part.group_count:
+        return "none"  # The operator has a parallelism of its own.
     return f"{part.first_group}–{part.first_group + part.group_count - 1}"
 
 

@@ -168,7 +168,7 @@ def _operator(
         delay_ms=max(map(graph.times.delay_ms, node.row_inputs)),
         stored_key_types=key_types(graph, node.inlets) if node.keys else (),
         broadcast=node.broadcast,
-        parallelism=node.parallelism,
+        parallelism=graph.bounds[node.uid],
     )
 
 

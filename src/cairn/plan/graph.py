@@ -150,6 +150,22 @@ class Graph:
         return read_ports(self.nodes, node)
 
     @cached_property
+    def bounds(self) -> dict[str, int]:
+        """The largest number of subtasks that get rows of each operator; 0: all of the job's.
+
+        An operator without keys that is chained gets them where those that feed it do.
+        """
+        found: dict[str, int] = {}
+        in_loops = {back.operator for back in self.returns}
+        for node in (each for level in self.levels for each in level.operators):
+            found[node.uid] = node.parallelism
+            is_fed_here = node.uid in self.chained and node.uid not in in_loops
+            if is_fed_here and not node.parallelism and not node.keys:
+                feeding = [found[port.node] for port in self.bare(node.inputs)]
+                found[node.uid] = max(feeding) if all(feeding) else 0
+        return found
+
+    @cached_property
     def times(self) -> Times:
         return Times(self.nodes)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from cairn.key_groups import Starts, spark_key_group_sql, starts_within
+from cairn.key_groups import Starts, count_owners, spark_key_group_sql, starts_within
 from cairn.plan.deploy import incoming
 from cairn.plan.graph import Edge, Graph, Level, Node, ProcessNode
 from cairn.protocol.envelope import ACK, LANE, Envelope
@@ -102,7 +102,7 @@ class Feed:
 
     def _count(self, most: int) -> int:
         """Return the number of subtasks that run an operator."""
-        return min(most or self.parallelism, self.parallelism)
+        return count_owners(most, self.parallelism)
 
     def _owner(self, group: str, most: int = 0) -> str:
         # coalesce: Spark believes a division can be null, and would filter on that.

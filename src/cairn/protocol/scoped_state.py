@@ -11,7 +11,7 @@ Always true here:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from cairn.functions import Function, find_states, hooks_of
 from cairn.protocol.spec import OperatorSpec
@@ -36,7 +36,9 @@ class ScopedState(NamedTuple):
     retired: frozenset[str] = frozenset()
     """States of earlier versions of the function, which may be dropped."""
     parallelism: int = 0
-    """The largest number of subtasks that own key groups; 0: all that the job has."""
+    """The largest number of subtasks that get rows; 0: all that the job has."""
+    has_broadcast: bool = False
+    """Rows of a broadcast come to all subtasks, whatever `parallelism` is."""
 
     @property
     def decls(self) -> dict[str, StateDecl]:
@@ -55,8 +57,16 @@ class ScopedState(NamedTuple):
     @property
     def redistribution(self) -> str:
         """Return how each list is divided when the parallelism changes; versions contain it."""
-        lists = [d for d in self.states.values() if isinstance(d, OperatorList)]
-        return ",".join(sorted(f"{each.name}={each.redistribute}" for each in lists))
+        return ",".join(sorted(f"{each.name}={each.redistribute}" for each in self._lists))
+
+    @property
+    def is_united(self) -> bool:
+        """True if all subtasks get the items of a list when the parallelism changes."""
+        return any(each.redistribute == "union" for each in self._lists)
+
+    @property
+    def _lists(self) -> list[OperatorList[Any]]:
+        return [each for each in self.states.values() if isinstance(each, OperatorList)]
 
 
 def shared_uid(uid: str) -> str:
@@ -88,6 +98,7 @@ def states_by_scope(spec: OperatorSpec, function: Function | None = None) -> lis
             spec.delay_ms,
             retired,
             spec.parallelism,
+            spec.broadcast_inlet is not None,
         )
     ]
     if isinstance(spec.broadcast, Broadcast):

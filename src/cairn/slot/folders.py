@@ -302,7 +302,10 @@ def link_log(log: Path, executor_pid: int) -> None:
                 folders = [working]
     for folder in folders[:1]:
         with contextlib.suppress(OSError):
-            (folder / f"cairn-{log.name}").symlink_to(log)
+            link = folder / f"cairn-{log.name}"
+            if link.is_symlink():
+                link.unlink()  # An earlier run on this executor made it.
+            link.symlink_to(log)
 
 
 def bound_log(log: Path, bytes_max: int = LOG_BYTES_MAX) -> None:

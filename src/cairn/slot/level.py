@@ -31,6 +31,7 @@ from cairn.backends import make_backend
 from cairn.crash import crash_point
 from cairn.errors import EpochError
 from cairn.ids import new_id
+from cairn.key_groups import count_owners
 from cairn.logs import scope as log_scope
 from cairn.protocol.envelope import LANE
 from cairn.protocol.messages import Ack, Begin, Compacted, Compaction, Part, Report, Token
@@ -265,7 +266,7 @@ class LevelRuntime:
                     f"operator {uid!r}: subtask {subtask} has lost its state of round "
                     f"{begin.execution.round}, which is stored nowhere; the batch runs again"
                 )
-            self._read_parent(holding, missing, begin, subtask)
+            self._read_parent(holding, missing, version, begin, subtask)
             self.restored = True
             crash_point("slot.restored")
         holding.version = version
@@ -323,18 +324,21 @@ class LevelRuntime:
                 )
 
     def _read_parent(
-        self, holding: Holding, missing: list[range], begin: Begin, subtask: int
+        self, holding: Holding, missing: list[range], version: str, begin: Begin, subtask: int
     ) -> None:
         parent = self._parent(begin)
         if holding.scope == "subtask":
             held = parent.operators.get(holding.uid)
-            if held is not None and len(held.ranges) != begin.parallelism:
+            # Each list has its own version, so another one is of a share.
+            if held is not None and (
+                len(held.ranges) != begin.parallelism or held.ranges[subtask].version != version
+            ):
                 redistribute(
                     holding,
                     self.store,
                     parent,
                     subtask=subtask,
-                    parallelism=begin.parallelism,
+                    owners=count_owners(holding.most, begin.parallelism),
                     scratch=self.scratch,
                 )
                 return

@@ -58,10 +58,13 @@ def redistribute(
     epoch: Epoch,
     *,
     subtask: int,
-    parallelism: int,
+    owners: int,
     scratch: str,
 ) -> None:
-    """Give a holding, which is empty, its share of the lists of a committed epoch."""
+    """Give a holding, which is empty, its share of the lists of a committed epoch.
+
+    The first `owners` subtasks share the items of lists that are split.
+    """
     states = epoch.operators[holding.uid].states
     with EpochReader(store, epoch, scratch) as reader:
         for name in holding.tables.keys() & states.keys():
@@ -79,7 +82,7 @@ def redistribute(
                 [(place.copy, value) for place, value in sorted(lists[owner], key=itemgetter(0))]
                 for owner in sorted(lists)
             ]
-            share = share_of(given, subtask, parallelism, declaration.redistribute)
+            share = share_of(given, subtask, owners, declaration.redistribute)
             if share:
                 place_of = table.entries.normalise_key
                 items = {place_of((at, copy)): value for at, (copy, value) in enumerate(share)}

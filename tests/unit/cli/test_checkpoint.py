@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -233,6 +234,29 @@ def test_show_for_people_names_everything(checkpoint: Path) -> None:
                  "out: 2 committables", '{"logOffset": 3}', "process 100.0",
                  "count 4 ms"):  # fmt: skip
         assert said in text
+
+
+def test_show_names_subtasks_that_own_no_key_group(checkpoint: Path) -> None:
+    log = Log(open_store(str(checkpoint)))
+    term = log.take_over(host="here", pid=9, wall_ms=NOW_MS).term
+    epoch = append_epoch(log, term, 6)
+    entry = epoch.operators["count"]
+    nothing = RangeState(
+        first_group=8, group_count=0, version=EMPTY_VERSION, files=[],
+        state_keys=0, state_entries=0, state_bytes=0,
+    )  # fmt: skip
+    bounded = msgspec.structs.replace(entry, parallelism=2, ranges=[*entry.ranges, nothing])
+    log.append(
+        lambda number: msgspec.structs.replace(
+            epoch,
+            number=number,
+            parent=epoch.number,
+            nonce=new_nonce(),
+            operators={"count": bounded},
+        )
+    )
+    text = call("show", checkpoint).stdout
+    assert "none" in text and "8–7" not in text
 
 
 def test_show_of_an_epoch_that_is_not_there_says_so(checkpoint: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from cairn import Job, Process, sinks
 from cairn.errors import PlanError
-from cairn.plan.deploy import outgoing
+from cairn.plan.deploy import job_spec, outgoing
 from cairn.plan.sql import Feed
 from tests.unit.plan.programs import ROW, Pass, process, source
 
@@ -174,3 +174,15 @@ def test_a_bound_of_its_own_ends_a_chain(job: Job) -> None:
 def test_a_parallelism_that_is_no_number_of_subtasks_is_refused(job: Job, bad: Any) -> None:
     with pytest.raises(PlanError, match="expected: the number of subtasks"):
         source(job, "s").key_by("k").process(Pass(), schema=ROW, uid="few", parallelism=bad)
+
+
+def test_a_chained_operator_without_keys_gets_rows_where_those_before_it_do(job: Job) -> None:
+    few = source(job, "s").key_by("k").process(Pass(), schema=ROW, uid="few", parallelism=2)
+    all_ = source(job, "t").key_by("k").process(Pass(), schema=ROW, uid="all")
+    here = few.process(Plain(), schema=ROW, uid="here")
+    here.process(Plain(), schema=ROW, uid="after")
+    here.union(all_).process(Plain(), schema=ROW, uid="anywhere")
+    here.key_by("v").process(Pass(), schema=ROW, uid="shuffled")
+    spec = job_spec(job.graph(), job_id="", checkpoint="memory:", backend="heap")
+    found = {op.uid: op.parallelism for level in spec.levels for op in level.operators}
+    assert found == {"few": 2, "all": 0, "here": 2, "after": 2, "anywhere": 0, "shuffled": 0}

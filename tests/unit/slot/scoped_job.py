@@ -48,6 +48,15 @@ class Notes(Process[Any]):
         self.all.append(row.v)
 
 
+class Waiting(Process[Any]):
+    """Holds rows back; so none may be where no row comes."""
+
+    own = state.OperatorList("long")
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        self.own.append(row.v)
+
+
 class Alerts(KeyedProcess[Any]):
     rules = state.Broadcast("string", "long")
     n = state.Value("long", default=0)
@@ -83,12 +92,13 @@ class ScopedJob:
         broadcast: state.Declaration | None = Alerts.rules,
         backend: str = "heap",
         on_error: str = "fail",
+        bound: int = 0,
         adopt: Callable[[Coordinator], None] | None = None,
         **options: Any,
     ) -> None:
         """A driver takes over, with slots of its own."""
         self.sink = Collect()
-        graph = _graph(notes or Notes(), alerts or Alerts(), broadcast, self.sink)
+        graph = _graph(notes or Notes(), alerts or Alerts(), broadcast, self.sink, bound)
         job = create_or_open_job(self.store, "scoped", GROUP_COUNT)
         given: dict[str, Any] = {
             "checkpoint": self.store.url,
@@ -181,7 +191,11 @@ class ScopedJob:
 
 
 def _graph(
-    notes: Function, alerts: Function, broadcast: state.Declaration | None, sink: Collect
+    notes: Function,
+    alerts: Function,
+    broadcast: state.Declaration | None,
+    sink: Collect,
+    bound: int,
 ) -> Graph:
     rows = (Port("rows"),)
     inlets = (Inlet(rows, ("k",)), Inlet((Port("rules"),), way="broadcast"))
@@ -191,7 +205,9 @@ def _graph(
         {
             "rows": SourceNode("rows", None, ROW, None, None),
             "rules": SourceNode("rules", None, RULE, None, None),
-            "notes": ProcessNode("notes", (Inlet(rows, way="spread"),), notes, OUT),
+            "notes": ProcessNode(
+                "notes", (Inlet(rows, way="spread"),), notes, OUT, parallelism=bound
+            ),
             "alerts": ProcessNode("alerts", inlets, alerts, OUT, broadcast=broadcast),
             "out": SinkNode("out", (Port("notes"), Port("alerts")), sink),
         },

@@ -301,6 +301,11 @@ def test_the_log_of_a_slot_is_linked_from_the_folder_of_its_executor(
     for _ in range(2):
         link_log(log, os.getpid())
     assert (work / "cairn-slot-0.log").read_text() == "why it failed"
+    later = tmp_path / "later" / log.name
+    later.parent.mkdir()
+    later.write_text("of the next run")
+    link_log(later, os.getpid())
+    assert (work / "cairn-slot-0.log").read_text() == "of the next run"
     monkeypatch.setenv("LOG_DIRS", f"{yarn},{tmp_path}")
     link_log(log, os.getpid())
     assert (yarn / "cairn-slot-0.log").read_text() == "why it failed"

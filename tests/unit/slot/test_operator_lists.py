@@ -15,8 +15,9 @@ from cairn.snapshots.load import load_savepoint, open_job
 from cairn.snapshots.rollback import rollback
 from cairn.snapshots.savepoint import open_savepoint
 from cairn.snapshots.saving import write_savepoint
+from cairn.storage.manifest import EMPTY_VERSION
 from cairn.storage.store import open_store
-from tests.unit.slot.scoped_job import GROUP_COUNT, Notes, ScopedJob, feed
+from tests.unit.slot.scoped_job import GROUP_COUNT, Notes, ScopedJob, Waiting, feed
 
 
 @pytest.fixture
@@ -345,3 +346,47 @@ def test_a_slot_that_gets_another_subtask_opens_its_function_anew(tmp_path: Path
     job.cluster.slots = {0: before[2], 1: before[0], 2: before[1]}
     feed(job, 0, 7)
     assert sorted(OPENED) == [0, 1, 2]
+
+
+def test_lists_of_a_bounded_operator_go_to_the_subtasks_that_get_rows(tmp_path: Path) -> None:
+    job = ScopedJob(tmp_path)
+    job.lead(4, Waiting(), bound=2)
+    feed(job, 0, 8)
+    assert job.lists("own") == [[0, 2, 4, 6], [1, 3, 5, 7], [], []]
+    job.coordinator.rescale(8)
+    feed(job, 8, 2)
+    assert job.lists("own") == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9], *[[]] * 6]
+    assert all(each.version == EMPTY_VERSION for each in job.newest.operators["notes"].ranges[2:])
+    job.kill()
+    feed(job, 10, 1)
+    assert job.lists("own") == [[0, 2, 4, 6, 8, 10], [1, 3, 5, 7, 9], *[[]] * 6]
+
+
+def test_lists_move_when_a_restart_leaves_their_subtasks_without_rows(tmp_path: Path) -> None:
+    job = ScopedJob(tmp_path)
+    job.lead(4, Waiting())
+    feed(job, 0, 8)
+    assert job.lists("own") == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    job.lead(4, Waiting(), bound=1)
+    job.failures += [job.kill, lambda: None]
+    feed(job, 8, 1)
+    assert job.lists("own") == [[0, 4, 1, 5, 2, 6, 3, 7, 8], [], [], []]
+    before = job.newest.operators["notes"].ranges
+    feed(job, 9, 0)
+    assert job.newest.operators["notes"].ranges == before, "they are moved once"
+    job.lead(4, Waiting(), bound=3)
+    feed(job, 9, 3)
+    assert job.lists("own") == [[0, 4, 1, 5, 2, 6, 3, 7, 8, 9], [10], [11], []]
+
+
+def test_items_that_are_united_go_to_all_subtasks_of_a_bounded_operator(tmp_path: Path) -> None:
+    job = ScopedJob(tmp_path)
+    job.lead(2)
+    feed(job, 0, 4)
+    job.lead(3, bound=1)
+    feed(job, 4, 0)
+    assert job.lists("own") == [[0, 2, 1, 3], [], []]
+    assert job.lists("all") == [[0, 2, 1, 3]] * 3
+    job.lead(3)
+    feed(job, 4, 3)
+    assert job.lists("all") == [[0, 2, 1, 3, 4 + subtask] for subtask in range(3)]

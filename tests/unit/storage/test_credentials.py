@@ -57,8 +57,20 @@ def test_keys_in_the_options_go_before_a_provider(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv(VARIABLE, f"{__name__}:of_url")
     assert provider_for("s3://b/x", {"aws_region": "eu"})() == {"url": "s3://b/x"}
     assert provider_for("s3://b/x", {"aws_access_key_id": "k"}) is None
+    assert provider_for("gs://b/x", {"google_application_credentials": "key.json"}) is None
     monkeypatch.setenv(VARIABLE, f"{__name__}:no_provider")
     assert provider_for("s3://b/x", {}) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "url"),
+    [("boto3", "gs://b/x"), ("boto3", "az://b/x"), ("google", "s3://b/x"), ("azure", "s3a://b/x")],
+)
+def test_a_provider_of_one_cloud_leaves_the_stores_of_others_alone(
+    name: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, name)
+    assert provider_for(url, {}) is None
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ class Division:
         if state.scope == "shared":
             return [shared_range(held, count)]
         if state.scope == "subtask":
-            return lists_for(held, self._parallelism, count, state.redistribution)
+            return lists_for(held, self._parallelism, count, state)
         starts = starts_within(state.parallelism, self._parallelism, count, self._starts)
         return ranges_for(held, self._parallelism, count, starts)
 
@@ -102,7 +102,7 @@ class Division:
             for uid, ranges in self.ranges.items()
             if self._states[uid].scope == "subtask"
             and (held := self._find(uid)) is not None
-            and len(held.ranges) != len(ranges)
+            and [each.version for each in held.ranges] != [each.version for each in ranges]
             and any(each.version != EMPTY_VERSION for each in ranges)
         }
 

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 import msgspec
 
 from cairn.ids import digest
-from cairn.key_groups import Starts, groups_of, overlap
+from cairn.key_groups import Starts, count_owners, groups_of, overlap
 from cairn.protocol.messages import Compacted, OperatorAck, Piece
+from cairn.protocol.scoped_state import ScopedState
 from cairn.storage.manifest import (
     EMPTY_VERSION,
     EpochOperator,
@@ -39,24 +40,36 @@ def ranges_for(
 
 
 def lists_for(
-    stored: EpochOperator | None, parallelism: int, group_count: int, redistribution: str
+    stored: EpochOperator | None, parallelism: int, group_count: int, state: ScopedState
 ) -> list[RangeState]:
     """Return the lists each subtask starts from: its own, or its share after a rescale.
 
     No file holds a share yet: the subtask reads all lists, and writes its share as a base. The
     key groups of lists only number the subtasks: their ranges are equal, whatever the load.
+    Lists that are split go to the subtasks that get rows.
     """
     held = [] if stored is None else stored.ranges
     versions = [each.version for each in held]
-    if len(held) == parallelism or not any(version != EMPTY_VERSION for version in versions):
+    owners = count_owners(state.parallelism, parallelism)
+    # Rows of a broadcast, and lists that are united, put items there again and again.
+    may_be_idle = not state.has_broadcast and not state.is_united
+    is_idle = may_be_idle and any(each != EMPTY_VERSION for each in versions[owners:])
+    is_kept = len(held) == parallelism and not is_idle
+    if is_kept or not any(version != EMPTY_VERSION for version in versions):
         return ranges_for(stored, parallelism, group_count)
+    number = f"{parallelism}" if owners == parallelism else f"{owners} of {parallelism}"
+
+    def version_of(subtask: int) -> str:
+        if subtask >= owners and not state.is_united:
+            return EMPTY_VERSION
+        place = f"{subtask}/{number}:{state.redistribution}"
+        return digest(*map(str.encode, [place, *versions]))
+
     return [
         RangeState(
             first_group=groups.start,
             group_count=len(groups),
-            version=digest(
-                *map(str.encode, [f"{subtask}/{parallelism}:{redistribution}", *versions])
-            ),
+            version=version_of(subtask),
             files=[],
             state_keys=0,
             state_entries=0,
