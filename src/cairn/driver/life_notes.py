@@ -18,8 +18,8 @@ def note_restart(checkpoint: str, restart: Restart) -> None:
     _write("restart", checkpoint, lambda store: write_restart(store, restart))
 
 
-def note_group(checkpoint: str, term: int, url: str) -> None:
-    """Note where the group of the driver with this term is, for readers."""
+def note_group(checkpoint: str, term: int, url: str | None) -> None:
+    """Note where the group of the driver with this term is, for readers; None without a group."""
     _write("group", checkpoint, lambda store: write_group(store, term, url))
 
 

@@ -336,10 +336,12 @@ class Lives(Generic[L]):
             grant: Grant | None = None
             try:
                 self._check_stopping()  # Also between two tries that fail.
+                # A wait in standby counts as quiet, and the life before it does not.
+                self._restarts.begin()
                 if self._leadership is not None:
                     standby = self._stand_by()
                     grant = self._grant
-                self._restarts.begin()
+                    self._restarts.begin()
                 self._check_stopping()
                 self._note_committed()
                 life = self._begin_life(standby, grant)
@@ -347,7 +349,8 @@ class Lives(Generic[L]):
                 if grant is not None and self._leadership is not None:
                     _watch(grant, life.engine)
                     self._count_failover(life.engine)
-                    note_group(self._options.checkpoint, term, self._leadership.url)
+                url = None if self._leadership is None else self._leadership.url
+                note_group(self._options.checkpoint, term, url)
                 self._terms.add(term)
                 self.life, self.waits_as = life, None
                 if self._stopping.is_set():

@@ -152,9 +152,20 @@ def read_restarts(store: Store, limit: int | None = None) -> list[Restart]:
     return [note for _, note in read_notes(store, RESTARTS_FOLDER, Restart, limit)]
 
 
-def write_group(store: Store, term: int, url: str) -> None:
-    """Note the group of the driver that leads. Never raises."""
-    write_note(store, GROUP_FOLDER, f"{term:012d}", GroupNote(url=url), keep=1)
+def write_group(store: Store, term: int, url: str | None) -> None:
+    """Note the group of the driver that leads; None if it has none. Never raises."""
+    name = f"{term:012d}"
+    if url is not None:
+        write_note(store, GROUP_FOLDER, name, GroupNote(url=url), keep=1)
+        return
+    try:
+        # Without a note the job has no group, so most starts write nothing here.
+        found = (stored.path for stored in store.list(GROUP_FOLDER))
+        earlier = [path for path in found if path.rpartition("/")[2] < name]
+        if earlier:
+            store.delete(earlier)
+    except Exception as error:
+        logger.warning("the note of an earlier group could not be removed: %s", error)
 
 
 def read_group(store: Store) -> str | None:

@@ -18,7 +18,7 @@ from cairn.driver.options import Options
 from cairn.driver.restarts import parse_restart
 from cairn.errors import CommitConflictError, EpochError, PlanError
 from cairn.storage.log import Log
-from cairn.storage.notes import read_group, read_restarts
+from cairn.storage.notes import read_group, read_restarts, write_group
 from cairn.storage.store import open_store
 from tests.led_log import append_epoch
 
@@ -281,6 +281,26 @@ def test_a_driver_that_has_led_stays_a_standby_while_the_store_is_away(
         led.lives.wait(10)
 
 
+def test_restarts_of_a_standby_are_counted_after_a_long_life(
+    led: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The life was quiet, the tries to wait again are not."""
+
+    def make(*_: Any) -> Any:
+        raise OSError("the store is away")
+
+    monkeypatch.setattr(module, "Standby", make)
+    monkeypatch.setattr(module, "STANDBY_AGAIN_S", 0.01)
+    restarts = led.lives._restarts
+    restarts.policy = parse_restart("fixed(2, 10 ms)")
+    restarts._began_s -= 2 * restarts.policy.quiet_s
+    led.group.grants[0].lost.set()
+    for _ in range(100):
+        threading.Event().wait(0.01)
+    assert restarts.count == 2
+    led.lives.stop()
+
+
 @pytest.mark.parametrize("restart", ["none", "exponential(1 ms, 1 ms)"])
 def test_a_driver_can_be_stopped_while_the_store_is_away(
     monkeypatch: pytest.MonkeyPatch, restart: str
@@ -395,6 +415,18 @@ def test_a_leader_shows_since_when_it_leads_and_where_the_group_is(
     assert leading.standbys == world.group.others
     await_note(lambda: read_group(open_store(str(tmp_path))) == "fake:")
     world.lives.stop()
+
+
+def test_a_run_without_a_group_removes_the_note_of_an_earlier_group(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    store = open_store(str(tmp_path))
+    write_group(store, 3, "store:?lease=10s")
+    world = World(monkeypatch, checkpoint=str(tmp_path))
+    world.engines += [Engine(term) for term in range(4)]
+    world.lives.begin()
+    assert world.await_life().coordinator.term == 4
+    await_note(lambda: read_group(store) is None)
 
 
 def test_a_start_that_may_succeed_later_is_repeated_and_then_lives_are_counted(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cairn.errors import CommitConflictError, EpochError
 from cairn.storage.failures import Failures, read_failures
-from cairn.storage.notes import read_notes, write_note
+from cairn.storage.notes import read_group, read_notes, write_group, write_note
 from cairn.storage.paths import FAILURES_FOLDER, NOTE_FOLDERS
 from cairn.storage.removal import delete_checkpoint
 from cairn.storage.store import open_store
@@ -62,6 +62,16 @@ def test_an_error_that_is_not_ours_is_told_with_its_traceback() -> None:
         "ZeroDivisionError", "nothing to share", 3,
     )  # fmt: skip
     assert "test_notes.py" in found.traceback
+
+
+def test_a_driver_without_a_group_removes_the_notes_of_earlier_ones_only() -> None:
+    store = new_store()
+    write_group(store, 12, "store:?lease=10s")
+    write_group(store, 9, None)
+    write_group(store, 12, None)
+    assert read_group(store) == "store:?lease=10s"
+    write_group(store, 13, None)
+    assert read_group(store) is None
 
 
 def test_notes_go_with_their_checkpoint(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlsplit
 
 from cairn.driver.coordinator.leadership.base import Leadership
 from cairn.driver.coordinator.leadership.in_store import StoreLeadership
@@ -17,6 +17,13 @@ def open_leadership(url: str, *, store: Store) -> Leadership:
     """Return the leadership at `url` for the checkpoint in `store`; PlanError for a bad URL."""
     scheme, _, rest = url.partition(":")
     place, _, query = rest.partition("?")
+    parts = urlsplit(url)
+    # What stands before the @ may be a password: it must be in no message.
+    if any("@" in part for part in (parts.path, parts.query, parts.fragment)):
+        raise PlanError(
+            "the URL of a leadership has '@' where none can be\n"
+            "  next: write the characters / ? # of a user or password as %2F %3F %23"
+        )
     if scheme == "store":
         if place.strip("/"):
             raise PlanError("the leadership 'store:' has no path: it is kept in the checkpoint")

@@ -181,6 +181,13 @@ def test_credentials_come_from_the_environment_and_are_never_shown(
         group.close()
 
 
+@pytest.mark.parametrize("password", ["se?cret", "se/cret", "se#cret", "se?cret=x", "s/e?cret"])
+def test_a_password_that_is_not_encoded_is_refused_and_in_no_message(password: str) -> None:
+    with pytest.raises(PlanError) as refused:
+        open_leadership(f"zookeeper://me:{password}@h1/a", store=open_store("memory:"))
+    assert "cret" not in str(refused.value) and "next: " in str(refused.value)
+
+
 def test_a_password_in_the_url_may_have_any_character(server) -> None:
     path = f"/cairn/{uuid.uuid4().hex}"
     url = f"zookeeper://me:p%40s%2Fs%3Aw%3F@{server.hosts}{path}?session=20s"
