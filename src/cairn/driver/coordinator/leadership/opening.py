@@ -18,7 +18,7 @@ def open_leadership(url: str, *, store: Store) -> Leadership:
     scheme, _, rest = url.partition(":")
     place, _, query = rest.partition("?")
     parts = urlsplit(url)
-    # What stands before the @ may be a password: it must be in no message.
+    # The text before the @ may be a password, so no message may contain it.
     if any("@" in part for part in (parts.path, parts.query, parts.fragment)):
         raise PlanError(
             "the URL of a leadership has '@' where none can be\n"
