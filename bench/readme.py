@@ -393,7 +393,7 @@ def _of_flink(flink: dict[str, Any]) -> str:
 
 
 def _millions(count: int) -> str:
-    return f"{count / 1e6:g} M"
+    return f"{count / 1e6:g} M" if count else "no"
 
 
 def _table(head: Row, rows: list[Row]) -> str:
