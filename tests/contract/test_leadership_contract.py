@@ -9,6 +9,7 @@ import logging
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -308,6 +309,27 @@ def test_a_leader_keeps_its_lead_while_zookeeper_restarts_within_its_session(sto
         server.stop()
         server.start()
         wait_for(lambda: group.leader() is not None, 60)
+        published = driver.published
+        wait_for(lambda: driver.published > published)
+        assert not driver.grant.lost.is_set()
+    finally:
+        group.close()
+        server.close()
+
+
+def test_a_server_that_accepts_a_connection_and_does_not_answer_costs_no_lead(store) -> None:
+    server = ZooKeeper()
+    group = open_leadership(f"zookeeper://{server.hosts}/cairn/job?session=8s", store=store)
+    try:
+        driver = Driver(group, "a", store)
+        assert driver.leads.wait(30)
+        server.stop()
+        with socket.create_server(("127.0.0.1", server.port)) as deaf:
+            deaf.settimeout(30)
+            silent, _ = deaf.accept()
+        server.start()
+        wait_for(lambda: group.leader() is not None)
+        silent.close()
         published = driver.published
         wait_for(lambda: driver.published > published)
         assert not driver.grant.lost.is_set()

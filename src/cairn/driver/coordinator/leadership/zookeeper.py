@@ -16,6 +16,7 @@ Always true here:
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -35,6 +36,8 @@ AUTH_VARIABLE: Final = "CAIRN_ZOOKEEPER_AUTH"
 POLLS_PER_SESSION: Final = 6
 CONNECT_S: Final = 2.0
 """The first request waits up to this long for a connection."""
+CONNECTS_PER_SESSION: Final = 4
+"""A server that does not answer costs at most this part of the session, then the next is tried."""
 _SEQUENCE_DIGITS: Final = 10
 
 
@@ -157,13 +160,23 @@ class ZooKeeperLeadership:
                     user, _, password = self._auth.partition(":")
                     options["auth_data"] = [("digest", self._auth)]
                     options["default_acl"] = [make_digest_acl(user, password, all=True)]
-                client = KazooClient(self._hosts, timeout=self.session_s, **options)
+                client = KazooClient(
+                    self._repeat_hosts(),
+                    timeout=self.session_s,
+                    handler=_quick_handler(self.session_s / CONNECTS_PER_SESSION),
+                    **options,
+                )
                 client.start_async().wait(CONNECT_S)
                 self._client = client
             client = self._client
         if not client.connected:
             raise ConnectionError("not connected")
         return client
+
+    def _repeat_hosts(self) -> str:
+        # For the answer to a connection, kazoo waits one session divided by the number of hosts.
+        count = len(self._hosts.split(","))
+        return ",".join([self._hosts] * math.ceil(CONNECTS_PER_SESSION / count))
 
     def _try(self, client: Any) -> ZooKeeperGrant | None:
         """Create the leader's node if this member is next in turn; None if it is not."""
@@ -401,6 +414,17 @@ def _encode(member: Member) -> bytes:
 def _identity(name: str) -> str:
     """Return the identity of the member whose node this is."""
     return unquote(name[: -_SEQUENCE_DIGITS - 1])
+
+
+def _quick_handler(connect_s: float) -> Any:
+    """Return a handler of kazoo that waits this long for a connection, not a whole session."""
+    from kazoo.handlers.threading import SequentialThreadingHandler
+
+    class QuickHandler(SequentialThreadingHandler):  # type: ignore[misc]
+        def create_connection(self, *args: Any, **options: Any) -> Any:
+            return super().create_connection(*args, **{**options, "timeout": connect_s})
+
+    return QuickHandler()
 
 
 def _quiet_logger() -> logging.Logger:
