@@ -5,6 +5,7 @@
     ranges     per operator and key group: the newest term that wrote, and the epoch it applied
     visible    per state and key group: the epochs whose rows make up the newest applied state
     state      a view of the newest applied state, as JSON
+    "…"        a view with typed columns per state (`postgres.views`)
 
 A name is the packed key; of an entry of a map the packed key and the packed entry, of an item of a
 list the packed key and its index (8 bytes, big endian). Maps and lists also have a row with the
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cairn.backends.cached.described import StoredState
 from cairn.backends.cached.numbers import state_number
+from cairn.backends.postgres.views import create_view
 from cairn.errors import RestoreError
 
 if TYPE_CHECKING:
@@ -178,7 +180,7 @@ def create_tables(connection: Connection[Any], schema: str) -> None:
 def register_states(
     connection: Connection[Any], schema: str, operator: str, states: dict[str, StoredState]
 ) -> None:
-    """Write down what the numbers of states mean."""
+    """Write down what the numbers of states mean, and make their views."""
     for name, state in states.items():
         number = state_number(operator, name, state)
         row = (number, operator, name, state.kind, state.key_type, state.entry_type, state.type)
@@ -195,6 +197,9 @@ def register_states(
                 f"operator {operator!r}: states {name!r} and {found[2] if found else None!r} have "
                 f"the same number, {number}\n  next: rename one of the two states"
             )
+        with connection.transaction():
+            connection.execute("select pg_advisory_xact_lock(%s)", [_LAYOUT_LOCK])
+            create_view(connection, schema, number, operator, name, state)
 
 
 def drop_tables(connection: Connection[Any], schema: str) -> None:
