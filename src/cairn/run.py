@@ -16,6 +16,7 @@ from cairn.driver.group import Group
 from cairn.driver.interrupts import hold_interrupts, print_no_traceback
 from cairn.driver.lives import Lives
 from cairn.driver.options import Options
+from cairn.driver.spark_failure import is_spark_gone
 from cairn.driver.standby import Standby
 from cairn.driver.start import note_failed_start, start
 from cairn.errors import CommitError, EpochError, PlanError
@@ -66,6 +67,7 @@ class Run:
                 url=shown or self._web.url,
                 on_end=self._web.close,
                 is_interrupted=is_interrupted,
+                is_spark_gone=lambda: is_spark_gone(graph.sources[0].dataframe.sparkSession),
             )
             if options.ha is not None:
                 # A standby serves while it waits: its status, and where the leader is.

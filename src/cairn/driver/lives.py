@@ -32,6 +32,7 @@ from cairn.driver.group import Group, choose_successor
 from cairn.driver.life_notes import note_group, note_restart
 from cairn.driver.options import Options
 from cairn.driver.restarts import Restarts, parse_restart
+from cairn.driver.spark_failure import error_without_spark
 from cairn.driver.standby import Standby
 from cairn.errors import CommitConflictError, EpochError
 from cairn.ids import new_id
@@ -75,11 +76,12 @@ class Lives(Generic[L]):
         url: str | None,
         on_end: Callable[[], None],
         is_interrupted: Callable[[], bool] = lambda: False,
+        is_spark_gone: Callable[[], bool] = lambda: False,
     ) -> None:
         """`begin_life` takes the job over, with the standby's processes and on a grant.
 
         `url` is where the run is served. `on_end` is called once, after the last of several
-        lives.
+        lives. If `is_spark_gone`, no other life can begin in this process.
         """
         self.life: L | None = None
         self.waits_as: Literal["standby", "restarting"] | None = None
@@ -98,6 +100,9 @@ class Lives(Generic[L]):
         self._begin_life = begin_life
         self._on_end = on_end
         self._is_interrupted = is_interrupted
+        self._is_spark_gone = is_spark_gone
+        self._spark_gone = threading.Event()
+        """Set when a standby has found that Spark is gone."""
         self._restarts = Restarts(parse_restart(options.restart))
         self._leadership: Leadership | None = None
         if options.ha is not None:
@@ -246,7 +251,8 @@ class Lives(Generic[L]):
                 f"the run of job {self._graph.name!r} is not one of a group\n"
                 "  next: start it with ha=, on two machines"
             )
-        if self._grant is None or life is None:
+        # A life that begins cannot be ended yet; `life` is the one before it.
+        if self._grant is None or life is None or self.waits_as is not None:
             raise EpochError(
                 f"this driver does not lead job {self._graph.name!r}\n"
                 "  next: ask the driver that does; cairn leader names it"
@@ -290,10 +296,16 @@ class Lives(Generic[L]):
         if self._leadership is not None and is_fenced:
             progress.say("the lead is lost: waiting as a standby")
             return True
+        self._check_spark(error)
         if not self._pause_after(error):
             self.error = error
             return False
         return True
+
+    def _check_spark(self, cause: BaseException) -> None:
+        """Raise an error if Spark is gone: then no life can follow, whatever the policy."""
+        if self.is_repeated and self._is_spark_gone():
+            raise error_without_spark(self._graph.name) from cause
 
     def _pause_after(self, error: BaseException) -> bool:
         """Wait as the policy says; False if no life shall follow."""
@@ -358,11 +370,12 @@ class Lives(Generic[L]):
                     life.engine.stop()
                 return
             except Exception as error:
+                self._resign()  # First: the others need not wait until slots have ended.
                 if standby is not None:
                     standby.close()
-                self._resign()
                 if isinstance(error, StoppedInStandbyError):
                     raise
+                self._check_spark(error)
                 is_beaten = grant is not None and isinstance(error, CommitConflictError)
                 if is_beaten or self._pause_after(error):
                     continue
@@ -398,13 +411,17 @@ class Lives(Generic[L]):
                 daemon=True,
                 name="cairn-standby",
             ).start()
-            stop = _Either(self._stopping, self._is_interrupted)
+            stop = _Either(
+                self._stopping, lambda: self._is_interrupted() or self._spark_gone.is_set()
+            )
             other = self._leadership.leader()
             if other is not None and other.identity != member.identity:
                 here = "" if member.url is None else f"; this driver serves at {member.url}"
                 progress.say(f"standby: {other.host} leads the job{here}")
             self._grant = self._leadership.campaign(member, stop)
             if self._grant is None:
+                if self._spark_gone.is_set() and not self._is_stopping():
+                    raise error_without_spark(self._graph.name)
                 self._stopping.set()
                 raise StoppedInStandbyError
             granted.set()
@@ -431,6 +448,10 @@ class Lives(Generic[L]):
         """Show the others if this program could continue the job, and from which epoch."""
         assert self._leadership is not None, "only a group has standbys"
         while not granted.wait(STANDBY_S):
+            if self._is_spark_gone():
+                # A lead that is granted to this driver would be lost time for the others.
+                self._spark_gone.set()
+                return
             refusal, epoch = standby.refusal(), standby.epoch
             with self._describing:
                 member = msgspec.structs.replace(self._member, refusal=refusal, epoch=epoch)

@@ -118,3 +118,23 @@ def _python_error(text: str, epoch: int) -> FunctionError | None:
 def is_concurrent_use(error: BaseException | None) -> bool:
     """True if Spark reports that another query uses its checkpoint."""
     return error is not None and any(mark in str(error) for mark in CONCURRENT_MARKS)
+
+
+def is_spark_gone(spark: Any) -> bool:
+    """Return True if the JVM of a session has died or its context was stopped, for good."""
+    from py4j.protocol import Py4JJavaError
+
+    try:
+        return bool(spark.sparkContext._jsc.sc().isStopped())
+    except Py4JJavaError:
+        return False
+    except Exception:
+        return True  # Nothing answers, or pyspark has forgotten the context.
+
+
+def error_without_spark(job: str) -> EpochError:
+    """Return the error of a run whose Spark is gone."""
+    return EpochError(
+        f"Spark of this driver has ended, so job {job!r} cannot begin again in this process\n"
+        "  next: start the process again, as systemd and Kubernetes do by themselves"
+    )

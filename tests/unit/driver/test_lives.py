@@ -106,6 +106,7 @@ class World:
         self.group, self.engines, self.failures = Group(), [], []
         self.standbys_closed = self.ends = 0
         self.is_slow: threading.Event | None = None
+        self.is_spark_gone = False
         world = self
 
         class Standby:
@@ -126,6 +127,7 @@ class World:
             begin_life=self.begin_life,
             url=None,
             on_end=self.note_end,
+            is_spark_gone=lambda: self.is_spark_gone,
         )
 
     def begin_life(self, standby: Any, grant: Any) -> Any:
@@ -394,6 +396,60 @@ def test_the_lead_is_passed_to_the_standby_that_was_chosen(led: World, to: str) 
         led.lives.resign("d")
     assert led.lives.resign(to) is warm
     led.lives.stop()
+
+
+def test_a_driver_whose_next_life_only_begins_passes_no_lead_on(led: World) -> None:
+    led.group.others = [Member(identity="other", host="b", pid=2)]
+    led.is_slow = threading.Event()
+    led.group.grants[0].lost.set()
+    led.group.may_lead.release()
+    led.await_life()
+    with pytest.raises(EpochError, match="does not lead"):
+        led.lives.resign()
+    led.is_slow.set()
+    await_status(led.lives, "running")
+    assert led.lives.resign().identity == "other"
+    await_status(led.lives, "standby")
+    assert led.group.grants[1].resigned_to == ["other"]
+    led.lives.stop()
+
+
+def test_a_driver_whose_spark_is_gone_ends_and_leaves_the_lead_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch, ha="fake:", restart="exponential(1 second, 5 minutes)")
+    world.group.may_lead.release()
+    world.lives.begin()
+    engine = world.await_life()
+    world.is_spark_gone = True
+    engine.end(OSError("the JVM does not answer"))
+    with pytest.raises(EpochError, match="Spark of this driver has ended") as raised:
+        world.lives.wait(10)
+    assert isinstance(raised.value.__cause__, OSError)
+    assert world.group.grants[0].lost.is_set() and world.group.is_closed
+    assert world.lives.restarts == 0
+
+
+def test_a_standby_whose_spark_is_gone_does_not_wait_for_the_lead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "STANDBY_S", 0.01)
+    world = World(monkeypatch, ha="fake:", restart="exponential(1 second, 5 minutes)")
+    world.is_spark_gone = True
+    with pytest.raises(EpochError, match="Spark of this driver has ended"):
+        world.lives.begin()
+    assert world.engines == [] and world.group.is_closed and world.standbys_closed == 1
+
+
+def test_a_run_without_a_group_ends_when_its_spark_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, restart="exponential(1 second, 5 minutes)")
+    world.lives.begin()
+    engine = world.await_life()
+    world.is_spark_gone = True
+    engine.end(OSError("the JVM does not answer"))
+    with pytest.raises(EpochError, match="start the process again"):
+        world.lives.wait(10)
+    assert len(world.engines) == 1
 
 
 def test_a_leader_shows_since_when_it_leads_and_where_the_group_is(

@@ -395,7 +395,10 @@ class ZooKeeperGrant:
             try:
                 if self._is_own():
                     self._deadline.extend(begun_s)
-                    self._show()
+                    with self._lock:
+                        # A member that campaigns again has a place in the line by now.
+                        if not self._is_released:
+                            self._show()
                 else:
                     self.lost.set()
                 self._outage.end()
