@@ -12,14 +12,11 @@ from __future__ import annotations
 
 import collections
 import secrets
-import tempfile
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 
 import pyarrow as pa
 from pyspark.accumulators import AccumulatorParam
@@ -31,6 +28,7 @@ from cairn.driver.coordinator.batch_limit import BATCH_BYTES_MAX, BatchLimit
 from cairn.driver.coordinator.partials import PartialChoice
 from cairn.driver.coordinator.quiet_collector import pause_collector
 from cairn.driver.coordinator.rounds import Outcome
+from cairn.driver.rehearsal import rehearse
 from cairn.driver.roster import Roster, SlotInfo
 from cairn.driver.spark_config import BATCH_BYTES, is_cluster, set_epoch_config
 from cairn.driver.spark_failure import as_cairn_error
@@ -70,7 +68,6 @@ from cairn.worker.forward import BEGIN_PROPERTY, Forward
 
 DESCRIPTION = "spark.job.description"
 START_PATIENCE_S = 10.0
-REHEARSED_BATCHES = 3
 
 
 class _Reports(AccumulatorParam[list[bytes]]):  # type: ignore[misc]
@@ -271,41 +268,29 @@ class SparkDriver:
         with self._acting:
             return self._execute(rows, begin)
 
-    def rehearse(self, stop: threading.Event) -> None:
-        """Run a few batches of a streaming query that nobody reads, in a folder of its own.
+    def rehearse(self, begin: Begin, stop: threading.Event) -> None:
+        """Plan and run epochs without rows, whose tasks get this message; `stop` ends it early.
 
-        Spark loads and compiles what the query of a run needs, while the run waits for the lead.
-        `stop` ends it early.
+        See `cairn.driver.rehearsal`.
         """
-        done = threading.Event()
 
-        def same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            yield from batches
+        def run_batch(rows: DataFrame) -> None:
+            with self._acting:
+                if stop.is_set():
+                    return
+                set_epoch_config(rows.sparkSession)
+                with self._message_to_tasks(begin, "rehearsal"):
+                    self._wait_for_slots()
+                    self._act(rows, begin, is_batch=True)
 
-        def run_batch(rows: DataFrame, batch_id: int) -> None:
-            set_epoch_config(rows.sparkSession)
-            spread = rows.repartition(self.parallelism, "value")
-            spread.mapInArrow(same, "timestamp timestamp, value long").collect()
-            if batch_id >= REHEARSED_BATCHES:
-                done.set()
-
-        with tempfile.TemporaryDirectory(prefix="cairn-rehearsal-") as folder:
-            query = (
-                self.spark.readStream.format("rate")
-                .option("rowsPerSecond", 1000)
-                .load()
-                .writeStream.foreachBatch(run_batch)
-                .option("checkpointLocation", Path(folder).as_uri())
-                .queryName(f"{QUERY_PREFIX}{self.graph.name}-{self.run_id[:8]}-rehearsal")
-                .start()
-            )
-            try:
-                deadline_s = time.monotonic() + START_PATIENCE_S
-                while not done.wait(0.05) and not stop.is_set():
-                    if time.monotonic() > deadline_s:
-                        break
-            finally:
-                query.stop()
+        rehearse(
+            self.spark,
+            f"{QUERY_PREFIX}{self.graph.name}-{self.run_id[:8]}-rehearsal",
+            [source.dataframe for source in self.graph.sources],
+            lambda frames: streaming_input(self.graph, self.planner.read, frames),
+            run_batch,
+            stop,
+        )
 
     def follow(self, begin: Begin, is_needed: Callable[[], bool]) -> None:
         """Have the slots of a standby follow an epoch, by the plan of an epoch without rows.

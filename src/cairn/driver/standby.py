@@ -11,6 +11,7 @@ Always true here:
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -18,13 +19,15 @@ from cairn.driver.following import Follower
 from cairn.driver.options import Options
 from cairn.driver.start import check_prepared, make_coordinator, prepare
 from cairn.errors import CairnError
+from cairn.logs import logger
 from cairn.plan.graph import Graph
+from cairn.protocol.messages import Begin
 from cairn.storage.manifest import Epoch
 
 if TYPE_CHECKING:
     from cairn.driver.spark_driver import SparkDriver
 
-REHEARSE_AFTER_S = 0.5
+FOLLOW_AFTER_S = 0.5
 CLOSE_PATIENCE_S = 10.0
 
 
@@ -47,8 +50,10 @@ class Standby:
         self._following: threading.Thread | None = None
         self._coordinator = make_coordinator(graph, options, self.prepared)
         self._follower = Follower(
-            self._coordinator, self.driver.follow, self._check, is_hot=options.standby == "hot"
+            self._coordinator, self._send, self._check, is_hot=options.standby == "hot"
         )
+        self._granted = threading.Event()
+        self._is_rehearsed = False
 
     @property
     def epoch(self) -> int | None:
@@ -57,6 +62,7 @@ class Standby:
 
     def begin(self, granted: threading.Event) -> None:
         """Start the slots in the background, and follow the job until the lead is granted."""
+        self._granted = granted
         self.driver.start_slots(range(self.prepared.parallelism))
         self._following = threading.Thread(
             target=self._follow, args=(granted,), daemon=True, name="cairn-follower"
@@ -64,11 +70,21 @@ class Standby:
         self._following.start()
 
     def _follow(self, granted: threading.Event) -> None:
-        # A driver that leads at once has no time for a rehearsal.
-        if not granted.wait(REHEARSE_AFTER_S):
-            with suppress(Exception):
-                self.driver.rehearse(granted)
-        self._follower.run(granted)
+        # A driver that leads at once has nothing to follow.
+        if not granted.wait(FOLLOW_AFTER_S):
+            self._follower.run(granted)
+
+    def _send(self, message: Begin, is_needed: Callable[[], bool]) -> None:
+        """Send the slots a message, and rehearse an epoch with the first one that they got."""
+        self.driver.follow(message, is_needed)
+        if not self._is_rehearsed and is_needed():
+            self._is_rehearsed = True
+            try:
+                self.driver.rehearse(message, self._granted)
+                logger.debug("standby: an epoch is rehearsed")
+            except Exception as error:
+                # The takeover works without it, and takes a little longer.
+                logger.debug("standby: no rehearsal: %s", error)
 
     def refusal(self) -> str | None:
         """Return why this program could not continue the job now; None if it could.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -85,27 +85,31 @@ def calls_python(frame: DataFrame) -> bool:
     return bool(plan.containsPattern(patterns.PYTHON_UDF()))
 
 
-def streaming_input(graph: Graph, read: Read) -> DataFrame:
+def streaming_input(
+    graph: Graph, read: Read, frames: Sequence[DataFrame] | None = None
+) -> DataFrame:
     """All sources as one streaming DataFrame: one query, one line of offsets per source.
 
-    Of columns that are not read, a single source has none, and several have nulls.
+    Of columns that are not read, a single source has none, and several have nulls. `frames` replace
+    those of the sources.
     """
+    frames = [source.dataframe for source in graph.sources] if frames is None else frames
     if len(graph.sources) == 1:
-        (source,) = graph.sources
+        (source,), (frame,) = graph.sources, frames
         names = [name for name in source.schema.names if name in read[source.name]]
         if len(names) == len(source.schema):
-            return source.dataframe
-        return source.dataframe.select(*(F.col(quote(name)) for name in names))
+            return frame
+        return frame.select(*(F.col(quote(name)) for name in names))
     envelope = source_envelope(graph)
     rows: DataFrame | None = None
-    for lane, source in enumerate(graph.sources):
+    for lane, (source, frame) in enumerate(zip(graph.sources, frames, strict=True)):
         fields = {column: name for name, column in envelope.fields[lane].items()}
         columns = [F.lit(lane).alias(LANE)]
         for name, type_ in envelope.columns.items():
             is_read = fields.get(name) in read[source.name]
             value = F.col(quote(fields[name])) if is_read else F.lit(None)
             columns.append(value.cast(type_ddl(type_)).alias(name))
-        part = source.dataframe.select(*columns)
+        part = frame.select(*columns)
         rows = part if rows is None else rows.union(part)
     assert rows is not None
     return rows

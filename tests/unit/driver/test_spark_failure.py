@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import traceback
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from cairn import FunctionError, KeyedProcess
 from cairn.driver.restarts import Restarts, parse_restart
-from cairn.driver.spark_failure import as_cairn_error
+from cairn.driver.spark_failure import as_cairn_error, is_spark_gone
 from cairn.errors import EpochError
 from cairn.protocol.messages import Failure, pack_failure
 from cairn.testing import Harness
@@ -124,3 +125,20 @@ def test_the_same_failure_of_a_new_slot_in_each_life_is_known_to_be_the_same() -
         for life in range(3)
     ]
     assert pauses == [1.0, 2.0, None]
+
+
+def session_of(java_context: Any) -> Any:
+    return SimpleNamespace(sparkContext=SimpleNamespace(_jsc=java_context))
+
+
+def test_spark_is_gone_if_its_context_was_stopped_or_nothing_answers() -> None:
+    def refuse() -> Any:
+        raise ConnectionRefusedError("no JVM")
+
+    def context(is_stopped: bool) -> Any:
+        return SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: is_stopped))
+
+    assert not is_spark_gone(session_of(context(False)))
+    assert is_spark_gone(session_of(context(True)))
+    assert is_spark_gone(session_of(SimpleNamespace(sc=refuse)))
+    assert is_spark_gone(session_of(None)), "pyspark has forgotten a context that it stopped"

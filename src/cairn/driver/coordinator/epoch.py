@@ -203,6 +203,8 @@ class Coordinator:
         self._job_clock = JobClock(clock)
         self._sleep = sleep
         self._collector: Collector | None = None
+        self._is_swept = False
+        """True once the checkpoint was searched for files of earlier leaders."""
         self._settled: dict[int, list[str]] = {}
         """Per slot, the files of its last reports that are in the newest epoch, or never will."""
         self._rescaled_from: tuple[int, ...] = ()
@@ -348,7 +350,7 @@ class Coordinator:
         with scope(job=self.spec.job_name):
             self._publisher.recover(self.committed, self.term)
         self._pending.clear()
-        self._collector.sweep(time.time())
+        self._is_swept = False
         crash_point("driver.recovered")
 
     # Epochs
@@ -461,10 +463,10 @@ class Coordinator:
 
     def _commit_epoch(self) -> None:
         assert self.newest is not None and self._collector is not None, "an epoch has run"
+        # The first epoch after a takeover retires none: it would read the record of each.
+        oldest = self._collector.oldest_to_keep if self._is_swept else self.log.oldest_kept
         # The present time: its last batch may have been a while ago.
-        epoch = msgspec.structs.replace(
-            self.newest, wall_ms=self._clock(), oldest_kept=self._collector.oldest_to_keep()
-        )
+        epoch = msgspec.structs.replace(self.newest, wall_ms=self._clock(), oldest_kept=oldest())
         try:
             with pause_collector():
                 epoch = self.log.append(lambda number: _check_number(epoch, number))
@@ -487,9 +489,27 @@ class Coordinator:
         crash_point("driver.sinks.committed")
         self._pending.forget()
         with pause_collector():
-            self._collector.after_epoch()
+            self._collect(self._collector)
         self._versions.after_epoch()
         crash_point("driver.collected")
+
+    def _collect(self, collector: Collector) -> None:
+        """Remove what no epoch needs any more.
+
+        After the first epoch also what earlier leaders have left: a takeover does not wait for it,
+        because it reads every record and lists the checkpoint.
+        """
+        if self._is_swept:
+            collector.after_epoch()
+            return
+        try:
+            collector.sweep(time.time())
+        except AssertionError:
+            raise
+        except Exception as error:
+            logger.warning("files of earlier drivers are not removed yet: %s", error)
+            return
+        self._is_swept = True
 
     def note_published(self) -> None:
         """Write the note that the newest epoch is published: no later epoch proves it yet."""

@@ -138,7 +138,7 @@ def test_a_note_of_another_record_or_a_damaged_one_proves_nothing(lead: Lead) ->
     assert known(lead) == {2: False}
 
 
-def test_a_start_removes_notes_of_epochs_that_are_gone(tmp_path: Path) -> None:
+def test_the_first_epoch_of_a_driver_removes_notes_of_epochs_that_are_gone(tmp_path: Path) -> None:
     lead = Lead(tmp_path).start()
     lead.run_batch((1, 5))
     lead.coordinator.note_published()
@@ -149,4 +149,6 @@ def test_a_start_removes_notes_of_epochs_that_are_gone(tmp_path: Path) -> None:
     last = Lead(tmp_path, lead.store).start()
     newest = last.coordinator.newest
     assert newest is not None
+    assert notes(last) == [f"published/{number:012d}.json" for number in (2, newest.number)]
+    last.run_batch((1, 5))
     assert notes(last) == [f"published/{newest.number:012d}.json"]
