@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 
 from cairn import Job, KeyedProcess, sinks, state
 from cairn.driver.coordinator.leadership.in_store import StoreLeadership
+from cairn.driver.options import Options
+from cairn.driver.standby import Standby
 from cairn.errors import EpochError, StateSchemaError
 from cairn.storage.log import Log
 from cairn.storage.manifest import Takeover
 from cairn.storage.store import open_store
+from tests.contract.leaderships import wait_for
 from tests.spark.live import Undisturbed
 from tests.spark.programs.ledger import build, payments
 from tests.spark.support import Input, Program, by_id, epochs, finish, published, stored_state
@@ -119,6 +124,23 @@ def test_a_hot_standby_restores_nothing_when_it_takes_over(spark, undisturbed, t
     check(undisturbed, tmp_path)
 
 
+def test_a_standby_rehearses_an_epoch_and_reads_no_source(spark, undisturbed, tmp_path, caplog):
+    caplog.set_level(logging.DEBUG, logger="cairn")
+    source = Input(tmp_path / "in", undisturbed.source.schema)
+    options = Options(checkpoint=str(undisturbed.checkpoint), ha="store:", standby="hot")
+    before = records(undisturbed.checkpoint.parent)
+    standby, granted = Standby(build(spark, source.folder, tmp_path).graph(), options), Event()
+    try:
+        standby.begin(granted)
+        wait_for(lambda: standby.epoch is not None)
+    finally:
+        granted.set()
+        standby.close()
+    assert standby.epoch == before[-1].number == records(undisturbed.checkpoint.parent)[-1].number
+    assert "standby: an epoch is rehearsed" in caplog.text, caplog.text
+    assert not [query for query in spark.streams.active if "rehearsal" in (query.name or "")]
+
+
 def await_epochs(work: Path, count: int) -> list[Any]:
     deadline = time.monotonic() + 60
     while len(found := epochs(work / "checkpoint")) < count:
@@ -209,7 +231,6 @@ def test_a_run_that_is_stopped_in_standby_ends_at_once(spark, undisturbed, tmp_p
     with Program("ledger", *arguments, "--trigger", "1 second", on=spark) as leader:
         leader.await_report()
         job = build(spark, undisturbed.source.folder, tmp_path)
-        from cairn.driver.options import Options
         from cairn.run import Run
 
         asked = threading.Event()

@@ -28,7 +28,7 @@ from cairn.driver.coordinator.batch_limit import BATCH_BYTES_MAX, BatchLimit
 from cairn.driver.coordinator.partials import PartialChoice
 from cairn.driver.coordinator.quiet_collector import pause_collector
 from cairn.driver.coordinator.rounds import Outcome
-from cairn.driver.rehearsal import rehearse
+from cairn.driver.rehearsal import rehearse_plan, rehearse_rows
 from cairn.driver.roster import Roster, SlotInfo
 from cairn.driver.spark_config import BATCH_BYTES, is_cluster, set_epoch_config
 from cairn.driver.spark_failure import as_cairn_error
@@ -278,14 +278,15 @@ class SparkDriver:
             with self._acting:
                 if stop.is_set():
                     return
-                set_epoch_config(rows.sparkSession)
                 with self._message_to_tasks(begin, "rehearsal"):
                     self._wait_for_slots()
                     self._act(rows, begin, is_batch=True)
 
-        rehearse(
+        name = f"{QUERY_PREFIX}{self.graph.name}-{self.run_id[:8]}-rehearsal"
+        rehearse_rows(self.spark, name, self.parallelism, stop)
+        rehearse_plan(
             self.spark,
-            f"{QUERY_PREFIX}{self.graph.name}-{self.run_id[:8]}-rehearsal",
+            name,
             [source.dataframe for source in self.graph.sources],
             lambda frames: streaming_input(self.graph, self.planner.read, frames),
             run_batch,
