@@ -56,13 +56,17 @@ def places(zookeeper: ZooKeeper, tmp_path: Path) -> Iterator[list[Place]]:
     ]
     yield made
     for place in made:
+        place.mend()
+    Driver.end_all()
+    for place in made:
         place.close()
         check_log(place.store, type(place).__name__)
 
 
 @pytest.fixture
-def store() -> Store:
-    return open_store("memory:")
+def store() -> Iterator[Store]:
+    yield open_store("memory:")
+    Driver.end_all()
 
 
 def lead(link: Link, identity: str, store: Store) -> Driver:
