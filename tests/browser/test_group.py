@@ -120,9 +120,7 @@ def test_pages_that_are_open_follow_a_lead_that_is_lost_and_comes_back(
     run: Served, open_page: OpenPage
 ) -> None:
     page = open_page(run.url)
-    # All that the page asks for when it opens has been answered, by the leader.
     page.locator(".pulse.is-live").wait_for()
-    page.wait_for_function("performance.getEntriesByName(location.origin + '/api/failures').length")
     run.see(waits(HOT, leader=None), "standby", is_waiting=True)
     page.get_by_role("heading", name="Nobody leads the job").wait_for()
     page.get_by_text("Nobody is known to lead the job.").wait_for()
@@ -134,6 +132,8 @@ def test_pages_that_are_open_follow_a_lead_that_is_lost_and_comes_back(
     run.see(DRIVERS, "running", is_waiting=False)
     page.locator(".tiles").wait_for()
     page.locator(".pulse.is-live").wait_for()
+    # What is under way when the lead is lost is refused, and the browser notes it.
+    page.complaints[:] = [each for each in page.complaints if "503" not in each]
 
 
 def test_the_lead_is_handed_over_from_the_control_page(run: Served, open_page: OpenPage) -> None:
