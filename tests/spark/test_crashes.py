@@ -83,9 +83,7 @@ class Undisturbed:
 
 @pytest.fixture(scope="module")
 def undisturbed(spark, tmp_path_factory):
-    # What `make soak` has more of needs more files.
-    files = 16 if os.environ.get("CAIRN_SOAK") else 6
-    return Undisturbed(spark, tmp_path_factory.mktemp("undisturbed"), files)
+    return Undisturbed(spark, tmp_path_factory.mktemp("undisturbed"), 16)
 
 
 @pytest.fixture(scope="module")
