@@ -23,17 +23,13 @@ from cairn.storage.log import Log, read_job
 from cairn.storage.removal import delete_checkpoint
 from cairn.storage.retention import files_of
 from cairn.storage.verify import verify
-from cairn.testing import SimulatedCrash, call_at_points
 from tests import servers
 from tests.backends import backend_name
 from tests.marks import for_soak
 from tests.simulation.test_branch import branched_world
-from tests.simulation.test_exactly_once import POINTS, survive
 from tests.simulation.test_rollback import model_of
 from tests.simulation.world import Driver, World, stored_state
 from tests.unit.snapshots.jobs import by_key, start_from, take
-
-ALL_POINTS = [*POINTS, "slot.rows.applied"]
 
 
 @pytest.fixture(autouse=True)
@@ -73,47 +69,6 @@ def collect(world: World, driver: Driver) -> int:
     job = read_job(world.store)
     assert job is not None
     return VersionCollector(world.store, job.job_id, driver.coordinator.term).collect()
-
-
-@pytest.mark.parametrize(
-    "point",
-    [(p if p in ("driver.manifest.written", "slot.base.begun", "slot.base.written",
-      "slot.rows.applied", "slot.restored") else for_soak(p)) for p in ALL_POINTS],
-)  # fmt: skip
-def test_a_crash_at_any_point_changes_nothing_with_state_in_a_database(
-    point: str, tmp_path: Path
-) -> None:
-    world = made_world(tmp_path / "w")
-    before = Driver(world, parallelism=2)
-    before.start()
-    before.run_batch()
-    before.run_batch()
-    passes = 0
-
-    def crash_once(passed: str) -> None:
-        nonlocal passes
-        if passed == point:
-            passes += 1
-            if passes == 2 or point.startswith(("driver.takeover", "driver.re")):
-                raise SimulatedCrash(point)
-
-    def lead() -> None:
-        driver = Driver(world, parallelism=3)
-        driver.start()
-        for parallelism in (3, 2, 4, 4):
-            driver.rescale(parallelism)
-            driver.run_changed()
-            driver.run_batch()
-
-    with call_at_points(crash_once):
-        survive(lead)
-    assert passes, "the point is not reached"
-    after = Driver(world, parallelism=1)
-    after.start()
-    after.run_batch()
-    world.check_all()
-    assert has_external_base(world)
-    check_all_kept(world)
 
 
 @pytest.mark.parametrize("back", [for_soak(1), 4])
