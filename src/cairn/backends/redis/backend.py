@@ -16,6 +16,7 @@ Always true here:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 APPLY_EPOCHS: Final = 10
 APPLY_BYTES: Final = 4 << 20
 """Changes are applied after this number of epochs, or when they take this much memory."""
+CHECK_AGAIN_S: Final = 30
+"""A server that did not answer is not asked before this time whether it has lost anything."""
 
 
 class RedisBackend(CachedBackend):
@@ -69,6 +72,7 @@ class RedisBackend(CachedBackend):
         """Frozen rows that were not applied."""
         self._epochs = 0
         """Since the last time that changes were applied."""
+        self._next_check_s = 0.0
 
     # Databases
 
@@ -132,13 +136,17 @@ class RedisBackend(CachedBackend):
         self._origin = origin
 
     def is_lost(self) -> bool:
-        if not self.database.is_lost:
-            try:
-                self.database.check()
-            except EpochError as error:
-                # A server that is away has lost nothing as far as anyone knows.
-                return bool(error.facts.get("is_lost"))
-        return self.database.is_lost
+        if self.database.is_lost or time.monotonic() < self._next_check_s:
+            return self.database.is_lost
+        try:
+            self.database.check()
+        except EpochError as error:
+            if error.facts.get("is_lost"):
+                return True
+            # A server that is away has lost nothing as far as anyone knows, and one that hangs
+            # must not delay each epoch. Every read of rows checks them again.
+            self._next_check_s = time.monotonic() + CHECK_AGAIN_S
+        return False
 
     def load(self, store: Store, ref: FileRef, groups: range) -> bool:
         origin = self._origin
