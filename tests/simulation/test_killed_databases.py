@@ -1,7 +1,7 @@
 """Driver, slot or database server killed at every point: output and state as if nothing was.
 
-State is in PostgreSQL and in Redis, on servers of their own that are killed as by a power cut. What
-Redis may lose without a power cut is in `test_redis`.
+State is in PostgreSQL and in Redis, on servers of their own that are killed as by a power cut, and
+in the example of a further database. What Redis loses without a power cut is in `test_redis`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import pytest
 
 from cairn.backends.redis import backend as redis_backend
 from cairn.testing import SimulatedCrash, call_at_points
+from tests.backends import backend_name
 from tests.marks import for_soak
 from tests.servers import Postgres, RedisServer
 from tests.simulation import test_external, test_redis
@@ -21,7 +22,11 @@ from tests.simulation.test_exactly_once import POINTS, survive
 from tests.simulation.world import Driver, World
 
 ALL_POINTS = [*POINTS, "slot.rows.applied"]
-KILLS = ("driver", "slot", "server", "empty server")
+KILLS = {
+    "postgres": ("driver", "slot", "server"),
+    "redis": ("driver", "slot", "server", "empty server"),
+    "sqlite": ("driver", "slot"),
+}
 """An empty server has lost everything: Redis without its file. PostgreSQL keeps what it commits."""
 TESTED = {
     ("driver.manifest.written", "postgres", "driver"),
@@ -39,14 +44,15 @@ TESTED = {
     ("slot.rows.applied", "redis", "server"),
     ("slot.restored", "postgres", "driver"),
     ("slot.restored", "redis", "empty server"),
+    ("slot.base.written", "sqlite", "driver"),
+    ("slot.rows.applied", "sqlite", "slot"),
 }
 """What `make test` runs. `make soak` runs all combinations."""
 CASES = [
     case if case in TESTED else for_soak(*case)
     for point in ALL_POINTS
-    for backend in ("postgres", "redis")
-    for killed in KILLS
-    if (backend, killed) != ("postgres", "empty server")
+    for backend, kills in KILLS.items()
+    for killed in kills
     for case in [(point, backend, killed)]
 ]
 
@@ -57,7 +63,10 @@ class Server:
     def __init__(self, backend: str) -> None:
         self.process: Any
         self.check: Callable[[World], None]
-        if backend == "postgres":
+        if backend == "sqlite":
+            self.process, self.url = None, backend_name(backend)
+            self.check = test_external.check_all_kept
+        elif backend == "postgres":
             self.process = Postgres()
             self.url = self.process.new_database()
             self.check = test_external.check_all_kept
@@ -77,7 +86,8 @@ def servers() -> Iterator[dict[str, Server]]:
     found: dict[str, Server] = {}
     yield found
     for server in found.values():
-        server.process.stop() if isinstance(server.process, Postgres) else server.process.kill()
+        if server.process is not None:
+            server.process.kill()
 
 
 def new_driver(world: World, parallelism: int) -> Driver:
@@ -96,7 +106,7 @@ def test_whatever_is_killed_at_any_point_output_and_state_are_as_without(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Bases in every epoch, and in Redis every epoch applied.
-    monkeypatch.setenv("CAIRN_BASE_RATIO", "0" if backend == "postgres" else "1.5")
+    monkeypatch.setenv("CAIRN_BASE_RATIO", "1.5" if backend == "redis" else "0")
     monkeypatch.setattr(redis_backend, "APPLY_EPOCHS", 1)
     if backend not in servers:
         servers[backend] = Server(backend)

@@ -1,4 +1,4 @@
-"""A base in PostgreSQL: the changes since the last one are written, and an index of the rest.
+"""A base in a database with versions: changes since the last one are written, and an index of all.
 
 Changes that are unwritten when the base begins are frozen, and written in pieces while later epochs
 run. Then the history of the rows is one epoch longer, and an index with it goes to the checkpoint.
@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING, Final
 
 from cairn.backends.cached.database import Op
 from cairn.backends.contract import Base, BaseCancelledError, BaseTarget
-from cairn.backends.postgres.database import History, PostgresDatabase, extend
-from cairn.backends.postgres.files import PostgresIndex, encode_index
-from cairn.backends.postgres.writer import Writer
+from cairn.backends.versioned.contract import Layer, Writing
+from cairn.backends.versioned.database import History, VersionedDatabase, extend
+from cairn.backends.versioned.index import VersionedIndex, encode_index, format_of
 from cairn.crash import crash_point
 from cairn.storage.files import StateFile
 from cairn.storage.pack import state_path
 from cairn.storage.paths import EXTERNAL_SUFFIX
 
 if TYPE_CHECKING:
-    from cairn.backends.postgres.backend import PostgresBackend
+    from cairn.backends.versioned.backend import VersionedBackend
 
 _STEP_OPS: Final = 4096
 
 
-class PostgresBase(Base):
-    def __init__(self, backend: PostgresBackend, groups: range) -> None:
+class VersionedBase(Base):
+    def __init__(self, backend: VersionedBackend, groups: range) -> None:
         self._backend = backend
         self._groups = groups
         self._lock = threading.Lock()
@@ -65,26 +65,20 @@ class PostgresBase(Base):
 
     def write(self, target: BaseTarget, pace: Callable[[], None]) -> StateFile:
         backend = self._backend
-        writer = Writer(
-            backend.writes,
-            backend.schema,
-            backend.operator,
-            self._groups,
-            target.term,
-            target.epoch,
-        )
-        writer.claim(self._states)
+        versions = backend.versions
+        writing = Writing(backend.operator, tuple(self._groups), target.term, target.epoch)
+        versions.claim(writing, self._states)
         pending: list[Op] = []
         for ops in self._ops():
             for op in ops:
                 pending.append(op)
                 if len(pending) >= _STEP_OPS:
-                    writer.write(pending)
+                    versions.write(writing, pending)
                     pending = []
                     pace()
                     self._check()
         if pending:
-            writer.write(pending)
+            versions.write(writing, pending)
         crash_point("slot.rows.applied")
         self._check()
         counted = backend.describe_states(self._groups)
@@ -92,22 +86,23 @@ class PostgresBase(Base):
         # Not the writer's: epochs that an earlier leader committed later may be rolled back.
         epoch_term = target.term if target.epoch_term is None else target.epoch_term
         histories = {
-            database: extend(database.history, backend.schema, epoch_term, target.epoch)
+            database: extend(database.history, versions.place, epoch_term, target.epoch)
             for database in backend.databases(self._groups)
         }
         parts = backend.list_parts(self._groups, histories)
-        visible: dict[int, dict[int, str]] = {}
+        visible: dict[int, dict[int, Layer]] = {}
         for part in parts:
             for number in part.states.values():
-                epochs = part.history[0].visible
-                visible.setdefault(number, {}).update(dict.fromkeys(part.groups, epochs))
-        writer.finish(visible)
+                by_group = dict.fromkeys(part.groups, part.history[0])
+                visible.setdefault(number, {}).update(by_group)
+        versions.finish(writing, visible)
         stored = self._store(
             target,
-            PostgresIndex(
+            VersionedIndex(
                 operator=target.operator,
                 epoch=target.epoch,
-                address=backend.address,
+                address=dict(versions.address),
+                kind=versions.kind,
                 states=states,
                 parts=parts,
             ),
@@ -125,7 +120,7 @@ class PostgresBase(Base):
                 yield ops
                 self._check()
 
-    def _store(self, target: BaseTarget, index: PostgresIndex) -> StateFile:
+    def _store(self, target: BaseTarget, index: VersionedIndex) -> StateFile:
         digest, data = encode_index(index)
         path = state_path(target.term, f"{digest}{EXTERNAL_SUFFIX}")
         target.store.put(path, data)
@@ -135,11 +130,11 @@ class PostgresBase(Base):
             len(data),
             index.rows,
             path=path,
-            format="postgres",
+            format=format_of(index.kind),
             uploaded_bytes=len(data),
         )
 
-    def _end(self, histories: dict[PostgresDatabase, History]) -> None:
+    def _end(self, histories: dict[VersionedDatabase, History]) -> None:
         with self._lock:
             self._check()
             # In this order: a reader that finds nothing frozen must find the database.
