@@ -11,9 +11,8 @@ from typing import Any
 
 from cairn.backends import BACKENDS, Backend, BaseTarget, make_backend
 from cairn.backends.cached.backend import CachedBackend
-from cairn.backends.redis.backend import RedisBackend
+from cairn.backends.cached.outside import OutsideBackend
 from cairn.backends.rocksdb.backend import RocksBackend
-from cairn.backends.versioned.backend import VersionedBackend
 from cairn.storage.files import StateFile
 from cairn.storage.store import open_store
 from tests import servers
@@ -51,7 +50,7 @@ def make(name: str, directory: str, memory_bytes: int, **facts: Any) -> Backend:
 
 def take_to_database(backend: Backend, groups: range = range(128)) -> None:
     """Write everything where the backend has a database, and drop it from memory."""
-    if isinstance(backend, VersionedBackend | RedisBackend):
+    if isinstance(backend, OutsideBackend):
         write_base(backend, groups=groups)
     elif isinstance(backend, RocksBackend):
         backend.flush()

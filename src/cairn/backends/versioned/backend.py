@@ -15,14 +15,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from cairn.backends.cached.backend import CachedBackend
 from cairn.backends.cached.database import Database
 from cairn.backends.cached.described import describe_state
 from cairn.backends.cached.numbers import state_number
 from cairn.backends.cached.ordered import Page
+from cairn.backends.cached.outside import OutsideBackend
 from cairn.backends.cached.rows import CachedRows
 from cairn.backends.contract import Base
-from cairn.backends.heap.backend import HeapBase
 from cairn.backends.versioned.base import VersionedBase
 from cairn.backends.versioned.contract import VersionStore
 from cairn.backends.versioned.database import History, VersionedDatabase
@@ -34,10 +33,8 @@ if TYPE_CHECKING:
     from cairn.backends.overlay import Table
 
 
-class VersionedBackend(CachedBackend):
+class VersionedBackend(OutsideBackend):
     """Rows of a job."""
-
-    writes_at_once = False
 
     def __init__(
         self, directory: str, memory_bytes: int, versions: VersionStore, *, operator: str
@@ -45,17 +42,8 @@ class VersionedBackend(CachedBackend):
         super().__init__(directory, memory_bytes)
         self.operator = operator
         self.versions = versions
-        self._numbers: dict[str, int] = {}
-        self._base: VersionedBase | HeapBase | None = None
-        self._given_up: list[CachedRows] = []
-        """Frozen rows of a base that failed."""
-        self._has_databases = False
 
     # Databases
-
-    @property
-    def has_databases(self) -> bool:
-        return self._has_databases
 
     def _release(self, rows: CachedRows) -> None:
         rows.unbind()
@@ -138,45 +126,12 @@ class VersionedBackend(CachedBackend):
     # Bases
 
     def begin_base(self, tables: Mapping[str, Table], groups: range) -> Base:
-        assert self._base is None, "one base at a time"
         if self.run_tables:
-            frozen = {name: table.freeze() for name, table in sorted(tables.items())}
-            in_arrays = {name: pieces for name, pieces in frozen.items() if pieces is not None}
-            assert len(in_arrays) == len(frozen), "rows of joins and those beside them"
-            self._base = HeapBase({}, self._end_heap_base, in_arrays)
-            return self._base
-        self._thaw_given_up()
+            return self.begin_heap_base(tables)
+        self.prepare_writer()
         self._bind_all(groups)
-        self._base = VersionedBase(self, groups)
-        return self._base
-
-    def _end_heap_base(self) -> None:
-        self._base = None
-
-    def end_base(self, base: VersionedBase, *, is_written: bool) -> None:
-        """Called by the thread that wrote the base."""
-        if is_written:
-            self.frozen_bytes = 0
-        elif base is self._base:
-            self._given_up = base.frozen
-        if base is self._base:
-            self._base = None
-
-    def _thaw_given_up(self) -> None:
-        parts, self._given_up = self._given_up, []
-        if parts:
-            self.thaw(parts)
-
-    def settle_base(self) -> None:
-        pass
-
-    def cancel_base(self) -> None:
-        base, self._base = self._base, None
-        if base is not None:
-            base.cancel()
-            if isinstance(base, VersionedBase):
-                self.thaw(base.frozen)
-        self._thaw_given_up()
+        base = self._writer = VersionedBase(self, groups)
+        return base
 
     def _close_databases(self) -> None:
         self.versions.close()

@@ -1,21 +1,20 @@
 """A base in a database with versions: changes since the last one are written, and an index of all.
 
-Changes that are unwritten when the base begins are frozen, and written in pieces while later epochs
-run. Then the history of the rows is one epoch longer, and an index with it goes to the checkpoint.
+After the changes are written (`cached.outside`), the history of the rows is one epoch longer, and
+an index with it goes to the checkpoint.
 
 Always true here:
-- only the thread that begins bases makes frozen changes unwritten again;
 - a history is extended when all rows of the epoch and the index are stored, not before.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from cairn.backends.cached.database import Op
-from cairn.backends.contract import Base, BaseCancelledError, BaseTarget
+from cairn.backends.cached.outside import Outgoing
+from cairn.backends.contract import Base, BaseTarget
 from cairn.backends.versioned.contract import Layer, Writing
 from cairn.backends.versioned.database import History, VersionedDatabase, extend
 from cairn.backends.versioned.index import VersionedIndex, encode_index, format_of
@@ -30,38 +29,12 @@ if TYPE_CHECKING:
 _STEP_OPS: Final = 4096
 
 
-class VersionedBase(Base):
+class VersionedBase(Outgoing, Base):
     def __init__(self, backend: VersionedBackend, groups: range) -> None:
+        super().__init__(backend, groups)
         self._backend = backend
-        self._groups = groups
-        self._lock = threading.Lock()
-        # Tables in arrays are counted when they are written.
-        self._states = backend.describe_states(groups)
-        self.frozen = backend.freeze()
-        self._tables = [table.hand_over() for table in backend.columns.values()]
-        self._cancelled = False
-        self._is_done = False
-        self._is_closed = False
-
-    def cancel(self) -> None:
-        """Give up, unless all is written. Called on the thread that begins bases."""
-        with self._lock:
-            if self._is_done or self._cancelled:
-                return
-            self._cancelled = True
-            for table in self._tables:
-                table.end(is_written=False)
-
-    def close(self) -> None:
-        with self._lock:
-            if self._is_closed:
-                return
-            self._is_closed = True
-            if not self._is_done:
-                self._cancelled = True
-                for table in self._tables:
-                    table.end(is_written=False)
-        self._backend.end_base(self, is_written=self._is_done)
+        self._histories: dict[VersionedDatabase, History] = {}
+        """By database: the history with the epoch of this base."""
 
     def write(self, target: BaseTarget, pace: Callable[[], None]) -> StateFile:
         backend = self._backend
@@ -69,27 +42,26 @@ class VersionedBase(Base):
         writing = Writing(backend.operator, tuple(self._groups), target.term, target.epoch)
         versions.claim(writing, self._states)
         pending: list[Op] = []
-        for ops in self._ops():
+        for ops in self.ops():
             for op in ops:
                 pending.append(op)
                 if len(pending) >= _STEP_OPS:
                     versions.write(writing, pending)
                     pending = []
                     pace()
-                    self._check()
+                    self.check()
         if pending:
             versions.write(writing, pending)
         crash_point("slot.rows.applied")
-        self._check()
-        counted = backend.describe_states(self._groups)
-        states = {n: counted[n] if n in backend.columns else s for n, s in self._states.items()}
+        self.check()
+        states = self.states()
         # Not the writer's: epochs that an earlier leader committed later may be rolled back.
         epoch_term = target.term if target.epoch_term is None else target.epoch_term
-        histories = {
+        self._histories = {
             database: extend(database.history, versions.place, epoch_term, target.epoch)
             for database in backend.databases(self._groups)
         }
-        parts = backend.list_parts(self._groups, histories)
+        parts = backend.list_parts(self._groups, self._histories)
         visible: dict[int, dict[int, Layer]] = {}
         for part in parts:
             for number in part.states.values():
@@ -107,18 +79,8 @@ class VersionedBase(Base):
                 parts=parts,
             ),
         )
-        self._end(histories)
+        self.end()
         return stored
-
-    def _ops(self) -> Iterator[Iterator[Op]]:
-        for rows in self.frozen:
-            for piece in rows.ops(rows.prefix):
-                yield iter(piece)
-                self._check()
-        for table in self._tables:
-            for _, ops in table.ops():
-                yield ops
-                self._check()
 
     def _store(self, target: BaseTarget, index: VersionedIndex) -> StateFile:
         digest, data = encode_index(index)
@@ -134,18 +96,6 @@ class VersionedBase(Base):
             uploaded_bytes=len(data),
         )
 
-    def _end(self, histories: dict[VersionedDatabase, History]) -> None:
-        with self._lock:
-            self._check()
-            # In this order: a reader that finds nothing frozen must find the database.
-            for database, history in histories.items():
-                database.history = history
-            for rows in self.frozen:
-                rows.frozen = {}
-            for table in self._tables:
-                table.end(is_written=True)
-            self._is_done = True
-
-    def _check(self) -> None:
-        if self._cancelled:
-            raise BaseCancelledError
+    def _show(self) -> None:
+        for database, history in self._histories.items():
+            database.history = history
