@@ -195,6 +195,9 @@ class Backend(ABC):
     def drop_ahead(self) -> None:
         """Forget the keys that are being read ahead."""
 
+    def prepare_promote(self, name: str, changes: Mapping[int, Mapping[Key, Change]]) -> None:
+        """Prepare to promote these changes of a state, by key group."""
+
     @abstractmethod
     def begin_base(self, tables: Mapping[str, Table], groups: range) -> Base:
         """Fix the present state, to be written. One base at a time."""

@@ -32,7 +32,7 @@ from cairn.backends.cached.described import StoredState, describe_state
 from cairn.backends.cached.ordered import Page, read_pages
 from cairn.backends.cached.rows import DIRTY_ENTRY_BYTES, CachedRows
 from cairn.backends.cached.timer_names import KIND
-from cairn.backends.contract import Backend
+from cairn.backends.contract import Backend, Change
 from cairn.backends.packing import Packing
 from cairn.types.codec import Codec, Key
 
@@ -176,6 +176,20 @@ class CachedBackend(Backend):
             missing = self._find_missing(groups, keys)
             if missing:
                 self._ahead.begin(missing)
+
+    def prepare_promote(self, name: str, changes: Mapping[int, Mapping[Key, Change]]) -> None:
+        if not self.has_databases:
+            return
+        by_group = self._rows[name]
+        found: list[Missing] = []
+        for group, changed in changes.items():
+            rows = by_group[group]
+            missing = rows.not_in_memory(rows.needed_to_promote(changed))
+            if missing:
+                found.append(Missing(rows, missing, rows.frozen))
+        # One read, not one per key group.
+        for part, raws in read_missing(found):
+            part.rows.fill(part.keys, raws, part.frozen)
 
     def drop_ahead(self) -> None:
         self._ahead.drop()

@@ -138,3 +138,19 @@ def test_a_read_that_nobody_needs_ends_and_is_forgotten(
     backend.rows("s", 1).promote({"k1": -1})
     backend.prefetch(GROUPS, KEYS)
     assert backend.rows("s", 1).get("k1") == -1
+
+
+def test_an_epoch_that_left_memory_is_promoted_with_one_read_per_state(
+    backend: RocksBackend, reads: Reads
+) -> None:
+    changes = {group: dict.fromkeys(KEYS[group::4], 7) for group in range(4)}
+    entries = {group: {key: {"b": 7} for key in KEYS[group::4]} for group in range(4)}
+    backend.prepare_promote("s", changes)
+    backend.prepare_promote("m", entries)
+    assert reads.made == [("main", 100), ("main", 100)]
+    for group in range(4):
+        backend.rows("s", group).promote({**changes[group], f"new{group}": 8})
+        backend.rows("m", group).promote(entries[group])
+    assert [count for _, count in reads.made[2:] if count > 1] == [], "each in its key group"
+    assert len(backend.rows("s", 0)) == 26 and backend.rows("m", 0).entry_count() == 50
+    assert held(backend, "s") == [7] * 100
