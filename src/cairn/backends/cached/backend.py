@@ -184,7 +184,7 @@ class CachedBackend(Backend):
         found: list[Missing] = []
         for group, changed in changes.items():
             rows = by_group[group]
-            missing = rows.not_in_memory(rows.needed_to_promote(changed))
+            missing = rows.not_in_memory(rows.select_to_compare(changed))
             if missing:
                 found.append(Missing(rows, missing, rows.frozen))
         # One read, not one per key group.

@@ -193,7 +193,7 @@ class CachedMapRows(CachedRows):
         self.load((key,))
         return self[key]
 
-    def needed_to_promote(self, changes: Mapping[Key, Change]) -> list[Key]:
+    def select_to_compare(self, changes: Mapping[Key, Change]) -> list[Key]:
         return list(changes)
 
     def promote(self, changes: Mapping[Key, Change]) -> None:

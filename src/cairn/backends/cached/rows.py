@@ -253,13 +253,13 @@ class CachedRows(dict[Key, Content]):
         self.add_cached(payload + cached * CACHED_ENTRY_BYTES)
         self.memory.add_dirty(payload + (len(self.dirty) - unwritten) * DIRTY_ENTRY_BYTES)
 
-    def needed_to_promote(self, changes: Mapping[Key, Change]) -> list[Key]:
+    def select_to_compare(self, changes: Mapping[Key, Change]) -> list[Key]:
         """Return the keys whose present content is compared with their changes."""
         return list(islice(changes, 0, None, max(1, len(changes) // COUNT_SAMPLE)))
 
     def _estimate_new(self, changes: Mapping[Key, Change]) -> int:
         """Estimate from a sample by how much changes raise the number of keys."""
-        sample = self.needed_to_promote(changes)
+        sample = self.select_to_compare(changes)
         self.load(sample)
         more = sum((changes[key] is not None) - (self[key] is not None) for key in sample)
         return round(len(changes) * more / len(sample)) if sample else 0
