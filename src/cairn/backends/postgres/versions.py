@@ -94,25 +94,27 @@ class PostgresVersions(VersionStore):
         self._writes.run(lambda connection: self._write(connection, writing, ops))
 
     def _write(self, connection: Connection[Any], writing: Writing, ops: Sequence[Op]) -> None:
+        import psycopg
+
+        rows = copy_rows(ops, writing.epoch)
         with connection.transaction():
-            if "incoming" not in self._writes.prepared:
+            self._lock(connection, writing)
+            try:
+                with connection.transaction():
+                    _copy(connection, f"{self.place}.rows", rows)
+            except psycopg.errors.UniqueViolation:
+                # A base of this epoch was given up after it had written some of them.
                 connection.execute(
                     "create temp table if not exists incoming"
-                    " (grp int2, state int4, name bytea, value bytea) on commit delete rows"
+                    " (grp int2, state int4, name bytea, epoch int8, value bytea)"
+                    " on commit delete rows"
                 )
-            self._lock(connection, writing)
-            with (
-                connection.cursor() as cursor,
-                cursor.copy("copy incoming from stdin (format binary)") as copy,
-            ):
-                copy.write(copy_rows(ops))
-            connection.execute(
-                f"insert into {self.place}.rows (grp, state, name, epoch, value)"
-                " select grp, state, name, %s, value from incoming"
-                " on conflict (grp, state, name, epoch) do update set value = excluded.value",
-                [writing.epoch],
-            )
-        self._writes.prepared.add("incoming")
+                _copy(connection, "incoming", rows)
+                connection.execute(
+                    f"insert into {self.place}.rows (grp, state, name, epoch, value)"
+                    " select grp, state, name, epoch, value from incoming"
+                    " on conflict (grp, state, name, epoch) do update set value = excluded.value"
+                )
 
     def finish(self, writing: Writing, visible: Mapping[int, Mapping[int, Layer]]) -> None:
         self._writes.run(lambda connection: self._finish(connection, writing, visible))
@@ -246,6 +248,12 @@ class PostgresVersions(VersionStore):
 
     def drop(self) -> None:
         self._writes.run(lambda connection: drop_tables(connection, self.place))
+
+
+def _copy(connection: Connection[Any], table: str, rows: bytes) -> None:
+    text = f"copy {table} (grp, state, name, epoch, value) from stdin (format binary)".encode()
+    with connection.cursor() as cursor, cursor.copy(text) as copy:
+        copy.write(rows)
 
 
 def _visible(layer: Layer) -> str:
