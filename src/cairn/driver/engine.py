@@ -297,7 +297,10 @@ class Engine:
         self._pace.begin()
         self.changes.apply()
         self.coordinator.run_batch(
-            position, lambda begin: self.driver.execute(rows, begin), is_draining=is_draining
+            position,
+            lambda begin: self.driver.execute(rows, begin),
+            is_draining=is_draining,
+            has_rows=rows is not None,
         )
         self._pace.end()
         was_empty = self.history.is_empty

@@ -53,12 +53,14 @@ from cairn.plan.graph import Graph, TransformNode
 from cairn.plan.measures import Observed
 from cairn.plan.parts import Batch, count_rows, open_batch
 from cairn.plan.pruning import find_read
+from cairn.plan.slices import SlicedRows
 from cairn.plan.sql import Feed
 from cairn.protocol.lookups import DoorSpec, this_host
 from cairn.protocol.messages import (
     Ack,
     Begin,
     Report,
+    Slice,
     Token,
     ack_decoder,
     begin_encoder,
@@ -125,6 +127,8 @@ class SparkDriver:
         self._session: SparkSession | None = None
         """The one that epochs are planned in, with settings of its own."""
         self._no_input: DataFrame | None = None
+        self._sliced: SlicedRows | None = None
+        """The rows of the batch at hand, if they are read in slices."""
         self._crowded_epochs = 0
         self.repinned = 0
         is_pinned = self._is_cluster and graph.needs_slots
@@ -264,9 +268,9 @@ class SparkDriver:
         return writer.start()
 
     def execute(self, rows: DataFrame | None, begin: Begin) -> Outcome:
-        """One attempt at an epoch: one Spark action. Without `rows` it is one without a batch.
+        """One round of an attempt: one Spark action. Without `rows` it is one without a batch.
 
-        Rounds after the first have none either: they run on what the first one sent back.
+        Rounds without a slice have none either: they run on what the one before sent back.
         """
         with self._acting:
             return self._execute(rows, begin)
@@ -343,7 +347,7 @@ class SparkDriver:
             context.setLocalProperty(TASK_PROPERTY, None)
 
     def _execute(self, rows: DataFrame | None, begin: Begin) -> Outcome:
-        is_batch = rows is not None and begin.execution.round == 0
+        is_batch = rows is not None and begin.slice is not None
         if rows is None or not is_batch:
             rows = self._no_rows()
         else:
@@ -359,9 +363,14 @@ class SparkDriver:
         try:
             with self._message_to_tasks(begin, f"epoch {begin.epoch}{attempt}"):
                 self._wait_for_slots()
+                if is_batch and begin.slice is not None and begin.slice.count > 1:
+                    rows = self._take_slice(rows, begin.slice)
                 acks, observed = self._act(rows, begin, is_batch=is_batch)
         except Exception as error:
             failure = error
+        if self._sliced and (failure or (begin.slice and begin.slice.is_last)):
+            self._sliced.close()
+            self._sliced = None
         if failure is not None:
             raise as_cairn_error(failure, begin.epoch)
         with pause_collector():
@@ -403,6 +412,13 @@ class SparkDriver:
         # Slots would have nothing to do, so the driver acknowledges for them.
         return [Ack(0, subtask, [], {}) for subtask in range(begin.parallelism)], observed
 
+    def _take_slice(self, rows: DataFrame, slice: Slice) -> DataFrame:
+        """Return the rows of a slice. With the first one the batch is computed."""
+        if not slice.index:
+            self._sliced = SlicedRows(rows)
+        assert self._sliced is not None, "a batch is read from its first slice on"
+        return self._sliced.take(slice)
+
     def _limit_batches(self, session: SparkSession, attempt: int) -> None:
         chosen = self._batch_limit.choose(attempt)
         if chosen != self._batch_bytes:
@@ -411,8 +427,10 @@ class SparkDriver:
 
     def _open_batch(self, rows: DataFrame, is_batch: bool) -> Batch:
         count = len(self.graph.sources)
-        if is_batch:
+        if is_batch and self._sliced is None:
             return open_batch(self.spark, rows, count)
+        if is_batch:
+            return Batch(rows, None, [])
         return Batch(rows, [rows] * count, [])  # There are none.
 
     def _sources_ms(self, reports: Sequence[Report]) -> int | None:

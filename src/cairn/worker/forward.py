@@ -109,11 +109,8 @@ class Forward:
                 # The kernel has killed it, most likely. Logs show the first line only.
                 used, _, advice = excess.partition("\n")
                 text = f"the slot of subtask {subtask} is gone. It {used}\n{advice}"
-            lost = Failure(
-                "EpochError",
-                text,
-                {"subtask": subtask, "log": str(home.log), "executor": home.executor_label},
-            )
+            facts = {"subtask": subtask, "log": str(home.log), "executor": home.executor_label}
+            lost = Failure("EpochError", text, {**facts, "is_full": bool(excess)})
             raise SubtaskError(pack_failure(lost)) from error
         finally:
             _spare_collector()

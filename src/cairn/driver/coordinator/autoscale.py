@@ -64,7 +64,7 @@ class Figures:
     heaviest_share: float = 0.0
     """Share of the load in the heaviest key group."""
     bounded: str = ""
-    """The operator of the busiest level that runs in fewer subtasks than the job has."""
+    """The operator that takes most of the busiest level, in fewer subtasks than the job has."""
 
 
 class Autoscaler:
@@ -235,11 +235,26 @@ def busy_ms(timings: Timings) -> float:
 
 
 def find_bound(timings: Timings, spec: JobSpec, parallelism: int) -> str:
-    """Return an operator of the busiest level that has fewer subtasks than the job; "" if none."""
+    """Return an operator with fewer subtasks than the job that takes most of the busiest level.
+
+    "" if there is none. Subtasks are timed with all operators of a level together: those beyond
+    the bound of an operator do all of the work but its own.
+    """
     slowest = _slowest(timings)
     busiest = max(slowest, key=lambda level: slowest[level], default=None)
-    operators = [op for level in spec.levels if level.index == busiest for op in level.operators]
-    return next((op.uid for op in operators if 0 < op.parallelism < parallelism), "")
+    busy = {
+        each.subtask: each.process_ms + each.snapshot_ms
+        for each in timings.subtasks
+        if each.level == busiest
+    }
+    for op in (op for level in spec.levels if level.index == busiest for op in level.operators):
+        if 0 < op.parallelism < parallelism:
+            inside = [ms for subtask, ms in busy.items() if subtask < op.parallelism]
+            outside = [ms for subtask, ms in busy.items() if subtask >= op.parallelism]
+            without = sum(outside) / len(outside) if outside else 0.0
+            if inside and without < DOMINANT * sum(inside) / len(inside):
+                return op.uid
+    return ""
 
 
 def figures_of(

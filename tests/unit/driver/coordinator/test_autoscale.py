@@ -217,14 +217,32 @@ def test_more_subtasks_are_not_asked_for_where_an_operator_takes_no_more() -> No
     assert "operator score takes most of it" in last.reason
 
 
-def test_the_operator_that_bounds_a_job_is_one_of_its_busiest_level() -> None:
+def _level(index: int, *busy_ms: float) -> list[SubtaskTimes]:
+    return [
+        SubtaskTimes(level=index, subtask=subtask, process_ms=busy)
+        for subtask, busy in enumerate(busy_ms)
+    ]
+
+
+def test_the_operator_that_bounds_a_job_takes_most_of_its_busiest_level() -> None:
     program = cairn.Job("j", max_parallelism=16)
     rows = source(program, "s")
     few = rows.key_by("k").process(Pass(), schema=ROW, uid="few", parallelism=2)
     process(few, "many", key="v")
     spec = job_spec(program.graph(), job_id="", checkpoint="memory:", backend="heap")
-    first = SubtaskTimes(level=0, subtask=0, process_ms=10.0)
-    second = SubtaskTimes(level=1, subtask=0, process_ms=5.0)
-    assert find_bound(Timings(subtasks=[first, second]), spec, 4) == "few"
-    assert find_bound(Timings(subtasks=[first, second]), spec, 2) == ""
-    assert find_bound(Timings(subtasks=[second]), spec, 4) == ""
+    first, second = _level(0, 10.0, 9.0, 0.1, 0.1), _level(1, 5.0, 5.0, 5.0, 5.0)
+    assert find_bound(Timings(subtasks=[*first, *second]), spec, 4) == "few"
+    assert find_bound(Timings(subtasks=[*first, *second]), spec, 2) == ""
+    assert find_bound(Timings(subtasks=second), spec, 4) == ""
+    assert find_bound(Timings(), spec, 4) == ""
+
+
+def test_a_light_operator_with_a_parallelism_of_its_own_does_not_bound_its_level() -> None:
+    program = cairn.Job("j", max_parallelism=16)
+    rows = source(program, "s").key_by("k")
+    rows.process(Pass(), schema=ROW, uid="light", parallelism=2)
+    rows.process(Pass(), schema=ROW, uid="heavy")
+    spec = job_spec(program.graph(), job_id="", checkpoint="memory:", backend="heap")
+    assert len(spec.levels) == 1
+    assert find_bound(Timings(subtasks=_level(0, 11.0, 11.0, 10.0, 10.0)), spec, 4) == ""
+    assert find_bound(Timings(subtasks=_level(0, 30.0, 28.0, 10.0, 10.0)), spec, 4) == "light"
