@@ -8,7 +8,8 @@ import signal
 import psutil
 import pytest
 
-from cairn.driver import spark_driver
+from cairn.driver import departures, spark_driver
+from cairn.plan.frames import lay_again, lay_pin
 from cairn.slot.folders import living_slots, run_folder
 from tests.spark.programs import lots
 from tests.spark.programs.ledger import SCHEMA, build, payments
@@ -78,6 +79,38 @@ def test_subtasks_that_crowd_while_an_executor_is_free_are_laid_out_anew(
     assert run._engine.driver.repinned == 2
     assert len(set(run._engine.driver.placement.values())) == 1
     expected.check(tmp_path / "work")
+
+
+@pytest.mark.soak
+def test_subtasks_whose_executor_has_notice_are_laid_out_again_and_nothing_else_changes(
+    spark, tmp_path, monkeypatch
+):
+    """As on a cluster, with a notice before each of the first epochs; slots here stay in use."""
+    expected = Undisturbed(spark, tmp_path / "expected", 4)
+    monkeypatch.setattr(spark_driver, "is_cluster", lambda spark: True)
+    monkeypatch.setattr(spark_driver.SparkDriver, "_executor_count", lambda self: 1)
+    notices = iter(range(1_000))
+    monkeypatch.setattr(
+        spark_driver, "find_departing", lambda spark: lambda: frozenset([str(next(notices) // 2)])
+    )
+    monkeypatch.setattr(departures, "POLL_S", 0.2)
+    job = build(spark, expected.input.folder, tmp_path / "work")
+    at = str(tmp_path / "work" / "checkpoint")
+    with job.start(checkpoint=at, parallelism=2, trigger="available-now") as run:
+        run.wait(60)
+    driver = run._engine.driver
+    assert driver._moves > 1 and driver.repinned == 0
+    first = lay_pin(spark, 2)
+    assert partitioning(lay_again(lay_again(first))) == partitioning(first)
+    expected.check(tmp_path / "work")
+
+
+def partitioning(pin):
+    """By what rows are joined to a pin table without a shuffle of the table."""
+    found = pin._jdf.queryExecution().executedPlan().outputPartitioning()
+    name = found.getClass().getSimpleName()
+    assert name != "UnknownPartitioning"
+    return name, found.numPartitions()
 
 
 # test_fork.py has it in one process.

@@ -115,6 +115,19 @@ class Forward:
         finally:
             _spare_collector()
 
+    def read_ahead(self, begin: Begin, subtask: int, place: str | None) -> bool:
+        """Have the slot of a subtask here follow an epoch. False if it works here: at `place`."""
+        from pyspark import TaskContext
+
+        home = SlotHome(self.run_id, executor_process(), begin.slot(subtask))
+        if home.executor_label == place:
+            return False
+        task = TaskContext.get()
+        assert task is not None, "slots are called from Spark tasks"
+        token = begin.token(task.taskAttemptId())
+        self._begin(home, Call(token, self.spec_id, self.level, subtask), begin)
+        return True
+
     def check_version(self) -> None:
         """Raise a SubtaskError on an executor with another cairn, which came after the start."""
         if self.version != VERSION:

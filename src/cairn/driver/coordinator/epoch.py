@@ -54,6 +54,7 @@ from cairn.driver.coordinator.measured import (
 from cairn.driver.coordinator.output import targets_of
 from cairn.driver.coordinator.publisher import Paused, Publisher
 from cairn.driver.coordinator.quiet_collector import pause_collector
+from cairn.driver.coordinator.ranges import owners_of
 from cairn.driver.coordinator.record import (
     advance_ranges,
     apply_compactions,
@@ -213,7 +214,8 @@ class Coordinator:
         self._collector: Collector | None = None
         self._settled: dict[int, list[str]] = {}
         """Per slot, the files of its last reports that are in the newest epoch, or never will."""
-        self._rescaled_from: tuple[int, ...] = ()
+        self.rescaled_from: tuple[int, ...] = ()
+        """Earlier parallelisms of the run, oldest first."""
         self._pending = Pending(store)
         self._parallelism_range = parallelism_range
         self._full: frozenset[str] = frozenset()
@@ -250,7 +252,7 @@ class Coordinator:
         if parallelism == self.parallelism:
             return
         slots = self.slots_for(parallelism)
-        self._rescaled_from = self._changes()
+        self.rescaled_from = self._changes()
         self.slots = slots
         self.starts, _ = self.load.ranges_for(parallelism)
 
@@ -271,7 +273,7 @@ class Coordinator:
 
     def _changes(self) -> tuple[int, ...]:
         """Return the parallelisms before the next change; none if there are too many."""
-        changes = (*self._rescaled_from, self.parallelism)
+        changes = (*self.rescaled_from, self.parallelism)
         return changes if len(changes) <= CHANGES_MAX else ()
 
     def deploy(self, spec: JobSpec, *, rewrite: Collection[str] = ()) -> None:
@@ -586,7 +588,7 @@ class Coordinator:
                 # Compactions read files of a committed epoch.
                 None if self.batches else self.spec.backend,
             ),
-            rescaled_from=self._rescaled_from,
+            rescaled_from=self.rescaled_from,
             rewrite=sorted(self._rewrite | division.find_redistributed()),
             slice=Slice(0, self._slices.count if has_rows else 1),
             is_divisible=has_rows and self._slices.may_grow,
@@ -647,6 +649,7 @@ class Coordinator:
                 key_types=state.key_types,
                 states=self._decls[uid],
                 scope=state.scope,
+                owners=owners_of(state, self.parallelism),
                 parallelism=self.parallelism,
                 ranges=ranges[uid],
             )
