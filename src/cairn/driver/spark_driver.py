@@ -304,12 +304,16 @@ class SparkDriver:
         self._moves += 1
         is_long = self._moves % MOVES_CHAINED == 0
         pin = lay_pin(self.spark, self.parallelism) if is_long else lay_again(planner.pin)
-        self._next_pin = planner, pin
+        unused, self._next_pin = self._next_pin, (planner, pin)
+        if unused is not None:
+            unused[1].unpersist()
         if begin is None or begin.parallelism != planner.parallelism:
             return
         self.spark.sparkContext.setJobDescription(f"cairn: {self.graph.name}, read ahead")
-        moved = read_ahead(pin, planner.forwards, begin, places)
-        self._roster.expect_strays()
+        try:
+            moved = read_ahead(pin, planner.forwards, begin, places)
+        finally:
+            self._roster.expect_strays()
         logger.info(
             "%d subtasks read their state ahead, as of epoch %d",
             moved,
@@ -410,7 +414,8 @@ class SparkDriver:
         if begin.execution.round:
             attempt += f", round {begin.execution.round + 1}"
         before = len(self._reports.value)
-        self._use_next_pin()
+        if not begin.execution.round:
+            self._use_next_pin()
         self.planner.grouped = self._partials.choose(begin.epoch)
         self._limit_batches(session, begin.execution.attempt)
         failure: Exception | None = None
@@ -587,6 +592,7 @@ class SparkDriver:
             # Also where no subtask is any more.
             self._roster.end_all()
         self._end_slots()
+        self._use_next_pin()
         if self.planner.pin is not None:
             self.planner.pin.unpersist()
 

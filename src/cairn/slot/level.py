@@ -107,6 +107,7 @@ class LevelRuntime:
         compactor: Compactor,
         in_flight: InFlight,
         parts: Parts,
+        room: Room,
     ) -> None:
         self.spec = spec
         self.store = store
@@ -132,7 +133,7 @@ class LevelRuntime:
         self.feedbacks = [Feedback(f, in_flight) for f in spec.feedbacks]
         self._in_flight = in_flight
         self._parts = parts
-        self._room = Room(job.slot_memory_bytes)
+        self._room = room
         self._group_count = job.group_count
         self._job_name = job.job_name
         uids = {op.uid for op in spec.operators}

@@ -27,7 +27,7 @@ from cairn.sinks.base import Execution
 WARN_SHARE: Final = 0.9
 """A slot that uses this share of its memory is reported, and may stop an attempt."""
 GROWN_SHARE: Final = 0.1
-"""An attempt that has added less than this share is not stopped: smaller ones would not help."""
+"""An execution that has added less than this share is not stopped: fewer rows would not help."""
 STATES_NAMED: Final = 3
 KEPT_BYTES: Final = 256 << 20
 """Larger arrays, and more free memory than this, go back to the system."""
@@ -65,33 +65,34 @@ def private_bytes() -> int:
 
 
 class Room:
-    """The memory that is left for the attempts of a slot."""
+    """The memory that is left for the executions in a slot, all of their levels together."""
 
     def __init__(self, limit: int, used: Callable[[], int] = private_bytes) -> None:
         """`limit` in bytes; 0: none is known."""
         self._limit = limit
         self._used = used
         self._before = 0
-        """The bytes in use when the attempt began."""
+        """The bytes in use when the execution began."""
+        self._present: tuple[int, Execution] | None = None
         self._refused: tuple[int, Execution] | None = None
-        self._is_watched = False
 
     def begin(self, begin: Begin) -> None:
-        """An attempt begins, and the changes of the one before are undone.
+        """A level of an execution begins. Changes of the attempt before are undone in it.
 
         EpochError if the slot has stopped this one already: Spark runs a failed task again.
         """
-        self._is_watched = bool(self._limit) and begin.is_divisible
-        if self._refused == (begin.epoch, begin.execution):
+        named = begin.epoch, begin.execution
+        if self._refused == named:
             raise _too_full(self._used(), self._limit)
         if self._refused is not None:
             self._refused = None
             trim_memory()
-        self._before = self._used() if self._is_watched else 0
+        if self._limit and named != self._present:
+            self._present, self._before = named, self._used()
 
     def check(self, begin: Begin) -> None:
-        """Raise EpochError if the attempt fills the memory, and fewer rows at a time may fit."""
-        if not self._is_watched:
+        """Raise EpochError if the execution fills the memory, and fewer rows at a time may fit."""
+        if not self._limit or not begin.is_divisible:
             return
         used = self._used()
         if used >= WARN_SHARE * self._limit and used - self._before >= GROWN_SHARE * self._limit:

@@ -84,9 +84,9 @@ def test_an_attempt_that_fills_the_memory_is_stopped_if_it_can_be_divided() -> N
     used = [0]
     room = Room(100 * MB, lambda: used[0] * MB)
     fill(room, used, begin(), 50, 89)
-    fill(room, used, begin(is_divisible=False), 50, 99)
+    fill(room, used, begin(1, is_divisible=False), 50, 99)
     with pytest.raises(EpochError, match="a slot uses 90 of 100 MiB") as raised:
-        fill(room, used, begin(), 50, 90)
+        fill(room, used, begin(2), 50, 90)
     assert raised.value.facts["is_full"]
 
 
@@ -100,7 +100,14 @@ def test_a_task_that_runs_again_is_refused_before_it_reads_rows_and_the_next_att
     with pytest.raises(EpochError, match="with fewer rows at a time"):
         room.begin(begin())
     fill(room, used, begin(attempt=1), 50, 80)
-    fill(room, used, begin(), 50, 80)
+
+
+def test_all_levels_of_an_execution_count_together() -> None:
+    used = [0]
+    room = Room(100 * MB, lambda: used[0] * MB)
+    fill(room, used, begin(), 50, 84)
+    with pytest.raises(EpochError):
+        fill(room, used, begin(), 84, 91)
 
 
 def test_state_that_fills_the_memory_by_itself_stops_nothing() -> None:
