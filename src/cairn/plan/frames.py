@@ -126,6 +126,14 @@ def lay_pin(spark: SparkSession, parallelism: int) -> DataFrame:
     return pin
 
 
+def lay_again(pin: DataFrame) -> DataFrame:
+    """Return a pin table of the same rows, each where it is if its executor still gets tasks."""
+    # A plan of its own, or Spark would take it for the one that is persisted.
+    again = pin.where("pin >= 0").persist()
+    again.count()
+    return again
+
+
 def plan_pin(spark: SparkSession, parallelism: int) -> DataFrame:
     """A pin table that the first action on it will lay out."""
     places = plan_places(spark, parallelism)
