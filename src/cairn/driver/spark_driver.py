@@ -40,7 +40,7 @@ from cairn.errors import PlanError
 from cairn.key_groups import Starts
 from cairn.logs import logger
 from cairn.plan.dataframe import Planner
-from cairn.plan.deploy import incoming
+from cairn.plan.deploy import incoming, pickle_function
 from cairn.plan.frames import (
     calls_python,
     lay_pin,
@@ -53,6 +53,7 @@ from cairn.plan.graph import Graph, TransformNode
 from cairn.plan.measures import Observed
 from cairn.plan.parts import Batch, count_rows, open_batch
 from cairn.plan.pruning import find_read
+from cairn.plan.selects import Selects
 from cairn.plan.sql import Feed
 from cairn.protocol.lookups import DoorSpec, this_host
 from cairn.protocol.messages import (
@@ -102,6 +103,7 @@ class SparkDriver:
         self._reports = spark.sparkContext.accumulator([], _Reports())
         self._planner: Planner | None = None
         self._partials = PartialChoice()
+        self._selects = Selects(graph.operators)
         self._batch_limit = _batch_limit(graph)
         self._batch_bytes = BATCH_BYTES_MAX
         self._tasks = SparkTasks(spark.sparkContext)
@@ -133,6 +135,9 @@ class SparkDriver:
     def deploy(self, spec: JobSpec, parallelism: int, starts: Starts = ()) -> None:
         """Plan the epochs to come: with these functions, subtasks and ranges of key groups."""
         self._wait_for_slots()
+        self._spec = spec
+        for uid, function in self._selects.functions().items():
+            spec = spec.with_function(uid, pickle_function(uid, function))
         spec_id, pickled = replace(spec, door=self.door).pickle()
         is_pinned = self._is_cluster and self.graph.needs_slots
         feeds = [
@@ -353,6 +358,8 @@ class SparkDriver:
         if begin.execution.round:
             attempt += f", round {begin.execution.round + 1}"
         before = len(self._reports.value)
+        if begin.execution.round == 0 and self._selects.plan():
+            self.deploy(self._spec, self.parallelism, self.starts)
         self.planner.grouped = self._partials.choose(begin.epoch)
         self._limit_batches(session, begin.execution.attempt)
         failure: Exception | None = None

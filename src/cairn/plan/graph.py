@@ -33,6 +33,7 @@ from cairn.plan.nodes import (
     Port,
     ProcessNode,
     RowsNode,
+    SelectNode,
     SinkNode,
     SourceNode,
     TimeNode,
@@ -42,6 +43,7 @@ from cairn.plan.nodes import (
 )
 from cairn.plan.partials import divide_ports, partials_in_slots, read_parts
 from cairn.plan.ports import bare_ports, port_schema, read_ports, root_ports, unite_schemas
+from cairn.plan.selects import selects_in_slots
 from cairn.plan.times import Times, is_letters, is_text, is_time, keep_time, port_time, unite_times
 
 MAX_GROUP_COUNT = 32768
@@ -226,7 +228,7 @@ def build_graph(
         }
     check_time_nodes(nodes)
     if chaining:
-        nodes = partials_in_slots(nodes)
+        nodes = partials_in_slots(selects_in_slots(nodes))
     if not 1 <= group_count <= MAX_GROUP_COUNT:
         raise PlanError(
             f"max_parallelism of job {name!r} must be between 1 and {MAX_GROUP_COUNT}, "
@@ -592,6 +594,7 @@ __all__ = [
     "ProcessNode",
     "Return",
     "RowsNode",
+    "SelectNode",
     "SinkNode",
     "SourceNode",
     "TimeNode",
