@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from cairn.errors import PlanError
 from cairn.functions import hooks_of
+from cairn.plan.greatest import keep_greatest
 from cairn.plan.loops import Return, returns_of
 from cairn.plan.nodes import (
     Consumer,
@@ -228,7 +229,7 @@ def build_graph(
         }
     check_time_nodes(nodes)
     if chaining:
-        nodes = partials_in_slots(selects_in_slots(nodes))
+        nodes = keep_greatest(partials_in_slots(selects_in_slots(nodes)))
     if not 1 <= group_count <= MAX_GROUP_COUNT:
         raise PlanError(
             f"max_parallelism of job {name!r} must be between 1 and {MAX_GROUP_COUNT}, "
