@@ -358,12 +358,12 @@ class SparkDriver:
         if begin.execution.round:
             attempt += f", round {begin.execution.round + 1}"
         before = len(self._reports.value)
-        if begin.execution.round == 0 and self._selects.plan():
-            self.deploy(self._spec, self.parallelism, self.starts)
-        self.planner.grouped = self._partials.choose(begin.epoch)
         self._limit_batches(session, begin.execution.attempt)
         failure: Exception | None = None
         try:
+            if begin.execution.round == 0 and self._selects.plan():
+                self.deploy(self._spec, self.parallelism, self.starts)
+            self.planner.grouped = self._partials.choose(begin.epoch)
             with self._message_to_tasks(begin, f"epoch {begin.epoch}{attempt}"):
                 self._wait_for_slots()
                 acks, observed = self._act(rows, begin, is_batch=is_batch)
