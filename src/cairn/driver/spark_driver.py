@@ -41,7 +41,7 @@ from cairn.errors import PlanError
 from cairn.key_groups import Starts
 from cairn.logs import logger
 from cairn.plan.dataframe import Planner
-from cairn.plan.deploy import incoming
+from cairn.plan.deploy import incoming, pickle_function
 from cairn.plan.frames import (
     calls_python,
     lay_again,
@@ -55,6 +55,7 @@ from cairn.plan.graph import Graph, TransformNode
 from cairn.plan.measures import Observed
 from cairn.plan.parts import Batch, count_rows, open_batch
 from cairn.plan.pruning import find_read
+from cairn.plan.selects import Selects
 from cairn.plan.slices import SlicedRows
 from cairn.plan.sql import Feed
 from cairn.protocol.lookups import DoorSpec, this_host
@@ -108,6 +109,7 @@ class SparkDriver:
         self._reports = spark.sparkContext.accumulator([], _Reports())
         self._planner: Planner | None = None
         self._partials = PartialChoice()
+        self._selects = Selects(graph.operators)
         self._batch_limit = _batch_limit(graph)
         self._batch_bytes = BATCH_BYTES_MAX
         self._tasks = SparkTasks(spark.sparkContext)
@@ -145,6 +147,9 @@ class SparkDriver:
     def deploy(self, spec: JobSpec, parallelism: int, starts: Starts = ()) -> None:
         """Plan the epochs to come: with these functions, subtasks and ranges of key groups."""
         self._wait_for_slots()
+        self._spec = spec
+        for uid, function in self._selects.functions().items():
+            spec = spec.with_function(uid, pickle_function(uid, function))
         spec_id, pickled = replace(spec, door=self.door).pickle()
         is_pinned = self._is_cluster and self.graph.needs_slots
         feeds = [
@@ -416,10 +421,12 @@ class SparkDriver:
         before = len(self._reports.value)
         if not begin.execution.round:
             self._use_next_pin()
-        self.planner.grouped = self._partials.choose(begin.epoch)
         self._limit_batches(session, begin.execution.attempt)
         failure: Exception | None = None
         try:
+            if begin.execution.round == 0 and self._selects.plan():
+                self.deploy(self._spec, self.parallelism, self.starts)
+            self.planner.grouped = self._partials.choose(begin.epoch)
             with self._message_to_tasks(begin, f"epoch {begin.epoch}{attempt}"):
                 self._wait_for_slots()
                 if is_batch and begin.slice is not None and begin.slice.count > 1:

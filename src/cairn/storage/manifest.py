@@ -78,7 +78,7 @@ class FileRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     last_epoch: int
     first_group: int
     group_count: int
-    format: Literal["segment", "rocksdb", "postgres", "lines"] = "segment"
+    format: Literal["segment", "rocksdb", "postgres", "versions", "lines"] = "segment"
     objects: tuple[str, ...] = ()
     """The other objects it is made of, shared with other bases."""
     objects_bytes: int = 0
