@@ -105,11 +105,15 @@ class Subject:
         with self._start() as run:
             epochs = Epochs(run, self._checkpoint)
             _, loaded = epochs.take(files)[-1]
-            done = 0
-            while done < BACK_EPOCHS or not self._is_stored(loaded.number):
+            while not self._is_stored(loaded.number):
+                # Not at once: a base is written the slower the more the slot is used.
+                time.sleep(1)
                 self._put_few()
                 epochs.next()
-                done += 1
+            for _ in range(BACK_EPOCHS + 2):
+                # A rollback ends behind the base, as in a job that has run for a while.
+                self._put_few()
+                epochs.next()
         note(f"  {self._keys:,} keys are loaded")
 
     def _put_few(self) -> None:
@@ -119,8 +123,11 @@ class Subject:
         """True if the database has the changes of an epoch."""
         newest = self._log.newest_epoch()
         if self._backend == "postgres":
-            bases = [f for f in files_of(newest).values() if f.format == "postgres"]
-            return len(bases) >= BEFORE and all(base.last_epoch >= number for base in bases)
+            files = files_of(newest).values()
+            bases = [file for file in files if file.kind == "base"]
+            unwritten = sum(file.rows for file in files if file.kind == "delta")
+            is_behind = len(bases) < BEFORE or any(base.last_epoch < number for base in bases)
+            return not is_behind and unwritten <= 2 * BACK_EPOCHS * SMALL_ROWS
         if self._backend == "redis":
             job = read_job(open_store(str(self._checkpoint)))
             return all(
@@ -137,8 +144,6 @@ class Subject:
         with self._start() as run:
             metrics, epoch = Epochs(run, self._checkpoint).next()
             start_s = time.perf_counter() - started
-        if abs((metrics.state_keys or 0) - self._keys) > self._keys // 100:
-            raise SystemExit(f"{metrics.state_keys} keys, expected {self._keys}")
         assert epoch.parent is not None
         rows_read = self._rows_read() - before
         lineage = list(self._log.lineage())

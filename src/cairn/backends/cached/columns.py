@@ -241,6 +241,7 @@ class SpillTable(ColumnTable):
         self._writing = None
         if writing.is_written:
             return
+        self._below.take_back(writing.counted)
         for _, pieces in writing.parts:
             for piece in pieces:
                 positions = self._index.find(piece.names)
@@ -386,6 +387,9 @@ class SpillTable(ColumnTable):
         count = len(self._index)
         live, stored = self._live[:count], self._stored[:count]
         more = int(np.count_nonzero(live & ~stored)) - int(np.count_nonzero(stored & ~live))
+        writing = self._writing
+        if writing is not None:
+            more += writing.uncounted
         keys, entries = self._below.count()
         # The entries per key are assumed to be those of the database's rows.
         keys_now = round(keys * (entries + more) / entries) if entries else more

@@ -47,6 +47,10 @@ class Stored(NamedTuple):
     was_held: Bools
 
 
+Counted = tuple[Ints, Ints, Ints]
+"""Key groups, and by how many keys and rows each of them grows."""
+
+
 class Unwritten:
     """Rows of a table that a base writes, on another thread."""
 
@@ -55,12 +59,24 @@ class Unwritten:
         self.parts: list[tuple[Database, list[Stored]]] = []
         self.is_written = False
         self.is_over = False
+        self.counted: list[Counted] = []
+        """Changes of the counts that were made so far."""
+
+    @property
+    def uncounted(self) -> int:
+        """The change of the number of rows that is still to be counted."""
+        whole = sum(
+            int(piece.is_held.sum()) - int(piece.was_held.sum())
+            for _, pieces in self.parts
+            for piece in pieces
+        )
+        return whole - sum(int(entries.sum()) for _, _, entries in list(self.counted))
 
     def ops(self) -> Iterator[tuple[Database, Iterator[Op]]]:
         """Yield the rows as database operations, a piece of key groups at a time."""
         for database, pieces in self.parts:
             for piece in pieces:
-                yield database, self.below.ops(database, piece)
+                yield database, self.below.ops(database, piece, self.counted)
 
     def end(self, *, is_written: bool) -> None:
         if not self.is_over:
@@ -171,7 +187,9 @@ class StoredColumns:
         """Write rows; each piece has whole key groups, later ones than the piece before."""
         self._backend.write_ops(database, (self.ops(database, piece) for piece in pieces))
 
-    def ops(self, database: Database, piece: Stored) -> Iterator[Op]:
+    def ops(
+        self, database: Database, piece: Stored, counted: list[Counted] | None = None
+    ) -> Iterator[Op]:
         """Return rows as database operations, in order, and count them."""
         names, groups = piece.names, piece.groups
         added = piece.is_held.astype(np.int64) - piece.was_held
@@ -182,17 +200,22 @@ class StoredColumns:
         if not piece.is_held.all():
             contents = pc.if_else(pa.array(piece.is_held), contents, _NULL)
         if len(names) > 1:
-            headers = self._headers(database, names[0], groups, added)
+            headers = self._headers(database, names[0], groups, added, counted)
             keys = pa.concat_arrays([keys, headers[0]])
             contents = pa.concat_arrays([contents, headers[1]])
         else:
-            self._add_counts(groups, added, added)
+            self._count((groups, added, added), counted)
         order = pc.sort_indices(keys).to_pylist()
         rows = list(zip(keys.to_pylist(), contents.to_pylist(), strict=True))
         return map(rows.__getitem__, order)
 
     def _headers(
-        self, database: Database, owners: pa.Array, groups: Ints, added: Ints
+        self,
+        database: Database,
+        owners: pa.Array,
+        groups: Ints,
+        added: Ints,
+        counted: list[Counted] | None,
     ) -> tuple[pa.Array, pa.Array]:
         """Return the rows with the numbers of entries of keys."""
         numbers, firsts = NameIndex(self._types[:1]).place([owners])
@@ -200,9 +223,19 @@ class StoredColumns:
         more = np.bincount(numbers, added, len(firsts)).astype(np.int64)
         before = self._read_headers(keys, groups)
         counts = before + more
-        self._add_counts(groups, (counts > 0).astype(np.int64) - (before > 0), more)
+        self._count((groups, (counts > 0).astype(np.int64) - (before > 0), more), counted)
         contents = pc.if_else(pa.array(counts > 0), pack_columns([pa.array(counts)]), _NULL)
         return self._pack_names(database, [keys], groups), contents
+
+    def _count(self, change: Counted, counted: list[Counted] | None) -> None:
+        self._add_counts(*change)
+        if counted is not None:
+            counted.append(change)
+
+    def take_back(self, counted: list[Counted]) -> None:
+        """Undo the counts of a writer that gave up."""
+        for groups, keys, entries in counted:
+            self._add_counts(groups, -keys, -entries)
 
     def _add_counts(self, groups: Ints, keys: Ints, entries: Ints) -> None:
         for group in np.unique(groups).tolist():
