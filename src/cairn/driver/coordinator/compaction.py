@@ -15,12 +15,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from cairn.backends import kind_of
+from cairn.backends import has_versions, kind_of
 from cairn.protocol.messages import Compaction
 from cairn.storage.manifest import FileRef
 
 FAN_IN = 10
-BASE_RATIO = {"heap": 4.0, "rocksdb": 0.5, "postgres": 0.0, "redis": 4.0}
+BASE_RATIO = {"heap": 4.0, "rocksdb": 0.5, "redis": 4.0}
+"""A database with versions has a base whenever there are changes to write."""
 BASE_BYTES_MIN = 4 * 1024 * 1024
 WHOLE_BYTES_MIN = 4 * 1024 * 1024
 """A first delta of at least this size, of state in memory, counts as a base."""
@@ -32,7 +33,10 @@ class Rules:
     def __init__(self, backend: str = "heap") -> None:
         given = os.environ.get("CAIRN_BASE_RATIO")
         self._kind = kind_of(backend)
-        self._ratios = {kind: float(given or BASE_RATIO[kind]) for kind in {self._kind, "heap"}}
+        self._has_versions = has_versions(backend)
+        self._ratios = {
+            kind: float(given or BASE_RATIO.get(kind, 0.0)) for kind in {self._kind, "heap"}
+        }
         """The limit of the deltas after a base, as a multiple of its size."""
         # Deltas of this size need no base yet, unless the user has set the ratio.
         self._bytes_min = BASE_BYTES_MIN if given is None else 0
@@ -40,7 +44,7 @@ class Rules:
     def due(self, files: Sequence[FileRef]) -> Compaction | None:
         """Return the compaction that is due for these files, oldest first; None if none is."""
         kind = self._kind
-        is_external = kind == "postgres"
+        is_external = self._has_versions
         base_bytes = delta_bytes = 0
         for ref in files:
             if ref.kind == "delta":
