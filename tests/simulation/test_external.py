@@ -19,8 +19,8 @@ from cairn.errors import RestoreError
 from cairn.snapshots import EpochReader
 from cairn.snapshots.rollback import rollback
 from cairn.storage.log import Log, read_job
+from cairn.storage.references import files_of
 from cairn.storage.removal import delete_checkpoint
-from cairn.storage.retention import files_of
 from cairn.storage.verify import verify
 from tests import servers
 from tests.backends import VERSIONED, backend_name

@@ -19,7 +19,7 @@ from cairn.slot.folders import living_slots, runtime_root
 from cairn.snapshots.rollback import rollback
 from cairn.snapshots.verify_redis import verify_redis
 from cairn.storage.log import Log
-from cairn.storage.retention import files_of
+from cairn.storage.references import files_of
 from cairn.storage.store import open_store
 from tests import servers
 from tests.backends import backend_name

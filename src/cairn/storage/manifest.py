@@ -456,10 +456,11 @@ def _pack_range(now: RangeState, before: RangeState | None) -> _StoredRange:
         return _StoredRange(first_group=now.first_group, group_count=now.group_count, same=True)
     keep = 0
     if before is not None:
-        for file, file_before in zip(now.files, before.files, strict=False):
-            if file != file_before:
-                break
-            keep += 1
+        keep = len(before.files)
+        if now.files[:keep] != before.files:
+            pairs = enumerate(zip(now.files, before.files, strict=False))
+            known = min(len(now.files), keep)
+            keep = next((at for at, (one, other) in pairs if one != other), known)
     return _StoredRange(
         first_group=now.first_group,
         group_count=now.group_count,

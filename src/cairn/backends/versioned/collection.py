@@ -25,7 +25,7 @@ from cairn.storage.holds import find_holds
 from cairn.storage.log import Log, job_of
 from cairn.storage.manifest import Epoch
 from cairn.storage.paths import EXTERNAL_SUFFIX, STATE_FOLDER
-from cairn.storage.retention import files_of
+from cairn.storage.references import files_of
 from cairn.storage.store import NotFoundError, Store
 
 _GROUPS_AT_ONCE: Final = 16

@@ -486,9 +486,10 @@ class Coordinator:
             compacted = collect_announced([r for outcome in rounds for r in outcome.reports])
             rounds, compacted = pack_small_files(self.store, rounds, compacted, self.term)
         crash_point("driver.pack.written")
-        ranges = apply_compactions(begin, division.ranges, compacted)
-        acks = [ack for outcome in rounds for ack in outcome.acks]
-        prepared = committables_of(acks, self._publisher.sinks)
+        with pause_collector():
+            ranges = apply_compactions(begin, division.ranges, compacted)
+            acks = [ack for outcome in rounds for ack in outcome.acks]
+            prepared = committables_of(acks, self._publisher.sinks)
         return Ran(begin, position, rounds, ranges, compacted, prepared, ran_ms)
 
     def commit_epoch(self) -> None:

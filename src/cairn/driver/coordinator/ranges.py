@@ -149,24 +149,23 @@ def apply_compaction(before: RangeState, compacted: Compacted) -> RangeState | N
     if (before.first_group, before.group_count) != (compacted.first_group, compacted.group_count):
         return None
     files = before.files
-    ids = [ref.id for ref in files]
-    if compacted.stored.id in ids:
+    if any(ref.id == compacted.stored.id for ref in files):
         return None
     if compacted.kind == "base":
         if any(ref.kind == "base" and ref.last_epoch > compacted.as_of for ref in files):
             return None
         replaced = [ref for ref in files if ref.last_epoch <= compacted.as_of]
-        at = 0
+        older, newer = [], [ref for ref in files if ref.last_epoch > compacted.as_of]
     else:
         count = len(compacted.replaced)
         # By key groups too: after ranges were joined, a file is listed for several pieces.
-        listed = [ref.listing for ref in files]
-        starts = [i for i in range(len(ids)) if tuple(listed[i : i + count]) == compacted.replaced]
-        if not starts:
-            return None
+        listed = tuple(ref.listing for ref in files)
         # They were the last files of the range when they were merged.
-        at = starts[-1]
-        replaced = files[at : at + count]
+        starts = range(len(files) - count, -1, -1)
+        at = next((at for at in starts if listed[at : at + count] == compacted.replaced), None)
+        if at is None:
+            return None
+        older, replaced, newer = files[:at], files[at : at + count], files[at + count :]
     ref = compacted.stored.list_for(
         before.groups,
         tier=compacted.tier,
@@ -175,8 +174,7 @@ def apply_compaction(before: RangeState, compacted: Compacted) -> RangeState | N
         if compacted.kind == "base"
         else max(ref.last_epoch for ref in replaced),
     )
-    kept = [other for other in files if not any(other is gone for gone in replaced)]
-    return msgspec.structs.replace(before, files=[*kept[:at], ref, *kept[at:]])
+    return msgspec.structs.replace(before, files=[*older, ref, *newer])
 
 
 def advance(
