@@ -30,7 +30,7 @@ from cairn.backends.cached.database import Database, Op
 from cairn.backends.cached.described import StoredState, describe_state
 from cairn.backends.cached.ordered import Page, read_pages
 from cairn.backends.cached.rows import DIRTY_ENTRY_BYTES, CachedRows
-from cairn.backends.cached.timer_names import KIND
+from cairn.backends.cached.timer_names import TIME_KINDS, is_index
 from cairn.backends.contract import Backend, Change
 from cairn.backends.packing import Packing
 from cairn.types.codec import Codec, Key
@@ -55,7 +55,7 @@ class CachedBackend(Backend):
     """Rows in memory over databases."""
 
     spills_columns = True
-    orders_timers = True
+    orders_times = True
     writes_at_once: bool
     """Changes may be written to a database whenever memory is short, not only by a base."""
 
@@ -156,6 +156,11 @@ class CachedBackend(Backend):
                 rows.old = {}
                 rows.bind(database)
                 rows.set_counts(*counts.get(group, (0, 0)))
+        for name in filter(is_index, self._packings):
+            if name not in states:
+                # The base is older than the index: its rows are to be scanned.
+                for group in groups:
+                    self.rows(name, group).set_counts(0, 0)
 
     def prefetch(self, groups: Sequence[int], keys: Sequence[Key]) -> None:
         self._rotate_if_full()
@@ -163,7 +168,7 @@ class CachedBackend(Backend):
             return
         is_young = dict.__contains__
         for name, by_group in self._rows.items():
-            if self._packings[name].kind == KIND:
+            if self._packings[name].kind in TIME_KINDS:
                 continue
             # Almost all are in memory: check each at C speed, duplicates included.
             unknown = [
@@ -177,6 +182,15 @@ class CachedBackend(Backend):
                     wanted.setdefault(group, []).append(key)
             if wanted:
                 self._fetch([(by_group[group], missing) for group, missing in wanted.items()])
+
+    def load_keys(self, wanted: Sequence[tuple[CachedRows, Sequence[Key]]]) -> None:
+        """Read keys of several rows into memory."""
+        is_young = dict.__contains__
+        missing = [
+            (rows, [key for key in keys if not is_young(rows, key) and not rows.recall(key)])
+            for rows, keys in wanted
+        ]
+        self._fetch([(rows, keys) for rows, keys in missing if keys])
 
     def _fetch(self, wanted: list[tuple[CachedRows, list[Key]]]) -> None:
         """Read keys with one call per database."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from cairn.backends.cached.database import Op
+from cairn.backends.cached.timer_names import is_index
 from cairn.backends.contract import Base, BaseCancelledError, BaseTarget
 from cairn.backends.postgres.database import History, PostgresDatabase, extend
 from cairn.backends.postgres.files import PostgresIndex, encode_index
@@ -98,7 +99,9 @@ class PostgresBase(Base):
         parts = backend.list_parts(self._groups, histories)
         visible: dict[int, dict[int, str]] = {}
         for part in parts:
-            for number in part.states.values():
+            for name, number in part.states.items():
+                if is_index(name):
+                    continue  # No reader sees it.
                 epochs = part.history[0].visible
                 visible.setdefault(number, {}).update(dict.fromkeys(part.groups, epochs))
         writer.finish(visible)

@@ -159,7 +159,7 @@ class RedisBackend(CachedBackend):
         self._has_databases = True
         self.serve(self.database, states, groups, self._packings)
         for table in self.columns.values():
-            table.note_loaded()
+            table.note_loaded(groups)
         return True
 
     def _is_valid(self, found: Claimed, ref: FileRef, origin: Origin) -> bool:
