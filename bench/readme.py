@@ -17,6 +17,9 @@ FAILOVER_START = "<!-- failover: written by bench/readme.py from bench/results -
 FAILOVER_END = "<!-- /failover -->"
 MEMORY_START = "<!-- slot memory: written by bench/readme.py from bench/results -->"
 MEMORY_END = "<!-- /slot memory -->"
+EXTERNAL_PAGE = HERE.parent / "docs" / "operations" / "external-state.md"
+EXTERNAL_START = "<!-- external: written by bench/readme.py from bench/results -->"
+EXTERNAL_END = "<!-- /external -->"
 
 Row = tuple[str, ...]
 
@@ -433,6 +436,45 @@ def _table(head: Row, rows: list[Row]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def external() -> str:
+    """Return the tables of state in databases: starts by number of keys, and throughput."""
+    if not (HERE / "results" / "external.json").exists():
+        return "Not measured yet."
+    found = result("external")
+    tables = []
+    if found["starts"]:
+        head = ("state", "start", "rollback by 10 epochs", "rescale 2 to 4", "rows read (deltas)")
+        rows = [
+            (
+                f"{case['backend']}, {_millions(case['keys'])} keys",
+                *(f"{case[fact]:.2f} s" for fact in ("start_s", "rollback_s", "rescale_s")),
+                _rows_read(case),
+            )
+            for case in found["starts"]
+        ]
+        tables.append(_table(head, rows))
+    if found["throughput"]:
+        cases = {"cached": "all keys in memory", "zipf": "memory for a tenth, Zipf keys"}
+        rows = [
+            (
+                cases[case["case"]],
+                case["backend"],
+                f"{case['rows_per_s']:,} rows/s",
+                f"{case['of_rocksdb']:.1%}",
+            )
+            for case in found["throughput"]
+        ]
+        tables.append(_table(("keys", "state", "throughput", "of RocksDB"), rows))
+    return "\n\n".join(tables)
+
+
+def _rows_read(case: dict[str, Any]) -> str:
+    """Return the rows of state that were read before the first epoch, and those of its deltas."""
+    if "rows_read_beforehand" not in case:
+        return "-"
+    return f"{case['rows_read_beforehand']:,.0f} ({case['rows_of_deltas']:,.0f})"
+
+
 def nexmark() -> str:
     """Return the table of Nexmark: a column per query, better and worse."""
     heap, disk = result("nexmark"), result("nexmark_rocksdb")
@@ -474,6 +516,8 @@ def main() -> None:
         if MEMORY_START in text:
             text = fill_in(text, slot_memory(), MEMORY_START, MEMORY_END)
         path.write_text(text)
+    page = fill_in(EXTERNAL_PAGE.read_text(), external(), EXTERNAL_START, EXTERNAL_END)
+    EXTERNAL_PAGE.write_text(page)
 
 
 if __name__ == "__main__":

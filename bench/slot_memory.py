@@ -281,10 +281,13 @@ def run_task(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def _watch_databases(reads: Counter) -> None:
-    from cairn.backends.postgres.database import PostgresDatabase
     from cairn.backends.rocksdb.database import RocksDatabase
 
-    reads.watch(PostgresDatabase)
+    try:
+        from cairn.backends.versioned.database import VersionedDatabase
+    except ImportError:  # The code of before.
+        from cairn.backends.postgres.database import PostgresDatabase as VersionedDatabase
+    reads.watch(VersionedDatabase)
     reads.watch(RocksDatabase)
 
 

@@ -19,9 +19,9 @@ from cairn.backends.expiry import Expiry
 from cairn.backends.files import open_rows
 from cairn.backends.handles import make_batch_handle, make_batch_table
 from cairn.backends.overlay import Table, make_table
-from cairn.backends.postgres.database import PostgresDatabase
 from cairn.backends.rocksdb.database import RocksDatabase
 from cairn.backends.stored_expiry import StoredExpiry
+from cairn.backends.versioned.database import VersionedDatabase
 from cairn.ids import new_id
 from cairn.storage.manifest import FileRef
 from cairn.storage.store import open_store
@@ -118,7 +118,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
         monkeypatch.setattr(database, "get_many", counted_get)
 
     watch(RocksDatabase)
-    watch(PostgresDatabase)
+    watch(VersionedDatabase)
     return reads
 
 
