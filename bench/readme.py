@@ -15,6 +15,8 @@ NEXMARK_START = "<!-- nexmark: written by bench/readme.py from bench/results -->
 NEXMARK_END = "<!-- /nexmark -->"
 FAILOVER_START = "<!-- failover: written by bench/readme.py from bench/results -->"
 FAILOVER_END = "<!-- /failover -->"
+MEMORY_START = "<!-- slot memory: written by bench/readme.py from bench/results -->"
+MEMORY_END = "<!-- /slot memory -->"
 EXTERNAL_PAGE = HERE.parent / "docs" / "operations" / "external-state.md"
 EXTERNAL_START = "<!-- external: written by bench/readme.py from bench/results -->"
 EXTERNAL_END = "<!-- /external -->"
@@ -143,6 +145,36 @@ def _gap(case: dict[str, Any] | None) -> str:
     if case is None:
         return "-"
     return f"{case['total_s']:.1f} s: {case['detection_s']:.1f} + {case['start_s']:.1f}"
+
+
+def slot_memory() -> str:
+    """Return the table of the memory of slots with state that waits for a time."""
+    rows = []
+    cases = result("slot_memory")["cases"]
+    order = {"timers": 0, "ttl": 1, "windows": 2}
+    for case in sorted(cases, key=lambda c: (c["backend"], order[c["kind"]], c["code"])):
+        fill, restore = case["fill"], case["restore"]
+        rows.append(
+            (
+                f"{case['kind']}, {case['backend']}, {_millions(case['keys'])} keys",
+                case["code"],
+                f"{case['few']['mb']:.0f} MB",
+                f"{fill['mb']:.0f} MB",
+                f"{case['bytes_per_key']:.0f}",
+                f"{restore['first_due_rows']:,}",
+                f"{restore['first_due_s']:.2f} s",
+            )
+        )
+    head = (
+        "state",
+        "code",
+        "memory with 0.3 M keys",
+        "with all",
+        "bytes per key more",
+        "rows read after a restore until what is due next is known",
+        "in",
+    )
+    return _table(head, rows)
 
 
 def _part(count: dict[str, Any]) -> str:
@@ -481,6 +513,8 @@ def main() -> None:
             text = fill_in(text, nexmark(), NEXMARK_START, NEXMARK_END)
         if FAILOVER_START in text:
             text = fill_in(text, failovers(), FAILOVER_START, FAILOVER_END)
+        if MEMORY_START in text:
+            text = fill_in(text, slot_memory(), MEMORY_START, MEMORY_END)
         path.write_text(text)
     page = fill_in(EXTERNAL_PAGE.read_text(), external(), EXTERNAL_START, EXTERNAL_END)
     EXTERNAL_PAGE.write_text(page)

@@ -287,12 +287,15 @@ def test_values_by_the_batch_agree_with_a_dict(backend: str, script: Any) -> Non
 
 @pytest.mark.parametrize("backend", KINDS)
 @LIMITS
-@given(script=scripts(is_map=True), is_ranged=st.booleans())
-def test_maps_by_the_batch_agree_with_a_dict(backend: str, script: Any, is_ranged: bool) -> None:
+@given(script=scripts(is_map=True), is_ranged=st.booleans(), by_time=st.booleans())
+def test_maps_by_the_batch_agree_with_a_dict(
+    backend: str, script: Any, is_ranged: bool, by_time: bool
+) -> None:
     key_type, entry_type, value_type, steps = script
     keys_are, values_are = parse_type(key_type), parse_type(value_type)
     entries_are = parse_type(entry_type)
     declaration: state.Map[Any, Any] = state.Map(entry_type, value_type)
+    declaration.by_time = by_time and entry_type == "bigint"
     declaration.name = "s"
     seen: dict[Any, Any] = {}
 

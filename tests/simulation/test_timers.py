@@ -129,7 +129,7 @@ def test_timers_that_were_not_stored_by_time_are_read(
     monkeypatch.setenv("CAIRN_BASE_RATIO", "0")
     world = TimedWorld(5, tmp_path, backend=backend_name(backend))
     with monkeypatch.context() as before:
-        before.setattr(CachedBackend, "orders_timers", False)
+        before.setattr(CachedBackend, "orders_times", False)
         old = TimedDriver(world, parallelism=2)
         old.start()
         for _ in range(3):

@@ -165,8 +165,8 @@ class Backend(ABC):
     """Tables may hold their rows themselves, in arrays; bases include those."""
     spills_columns: ClassVar[bool] = False
     """Tables of batches are in arrays, as far as memory goes; the backend takes the other rows."""
-    orders_timers: ClassVar[bool] = False
-    """Timers are stored by time: the next ones are found without reading the others."""
+    orders_times: ClassVar[bool] = False
+    """Timers, and when keys are due, are stored by time: the next are found without a scan."""
 
     @abstractmethod
     def open_state(

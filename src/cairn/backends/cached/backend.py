@@ -31,7 +31,7 @@ from cairn.backends.cached.database import Database, Op
 from cairn.backends.cached.described import StoredState, describe_state
 from cairn.backends.cached.ordered import Page, read_pages
 from cairn.backends.cached.rows import DIRTY_ENTRY_BYTES, CachedRows
-from cairn.backends.cached.timer_names import KIND
+from cairn.backends.cached.timer_names import TIME_KINDS, is_index
 from cairn.backends.contract import Backend, Change
 from cairn.backends.packing import Packing
 from cairn.types.codec import Codec, Key
@@ -56,7 +56,7 @@ class CachedBackend(Backend):
     """Rows in memory over databases."""
 
     spills_columns = True
-    orders_timers = True
+    orders_times = True
     writes_at_once: bool
     """Changes may be written to a database whenever memory is short, not only by a base."""
 
@@ -158,6 +158,11 @@ class CachedBackend(Backend):
                 rows.old = {}
                 rows.bind(database)
                 rows.set_counts(*counts.get(group, (0, 0)))
+        for name in filter(is_index, self._packings):
+            if name not in states:
+                # The base is older than the index: its rows are to be scanned.
+                for group in groups:
+                    self.rows(name, group).set_counts(0, 0)
 
     # Reading by the batch
 
@@ -199,7 +204,7 @@ class CachedBackend(Backend):
         found: list[Missing] = []
         is_young = dict.__contains__
         for name, by_group in self._rows.items():
-            if self._packings[name].kind == KIND:
+            if self._packings[name].kind in TIME_KINDS:
                 continue
             # Almost all are in memory: check each at C speed, duplicates included.
             unknown = [
@@ -215,6 +220,12 @@ class CachedBackend(Backend):
                 rows = by_group[group]
                 found.append(Missing(rows, missing, rows.frozen))
         return found
+
+    def load_keys(self, wanted: Sequence[tuple[CachedRows, Sequence[Key]]]) -> None:
+        """Read keys of several rows into memory."""
+        missing = [Missing(rows, rows.not_in_memory(keys), rows.frozen) for rows, keys in wanted]
+        for part, raws in read_missing([part for part in missing if part.keys]):
+            part.rows.fill(part.keys, raws, part.frozen)
 
     # Memory
 

@@ -20,7 +20,7 @@ from itertools import islice
 from typing import Any, Final, NoReturn, Protocol
 
 from cairn.backends.cached.database import Database, Op, after
-from cairn.backends.cached.timer_names import KIND, read_timers
+from cairn.backends.cached.timer_names import TIME_KINDS, read_timers
 from cairn.backends.contract import ABSENT, Change, Content, Cursor
 from cairn.backends.packing import Packing, estimate_value_bytes
 from cairn.types.codec import Key
@@ -286,7 +286,7 @@ def scan_rows(
     database: Database, prefix: bytes, packing: Packing, start: bytes = b""
 ) -> Iterator[tuple[Key, Content]]:
     """Yield each key of a state and group in a database, from `start` on, with its content."""
-    if packing.kind == KIND:
+    if packing.kind in TIME_KINDS:
         yield from read_timers(database, prefix, packing).items()
         return
     cut = len(prefix)

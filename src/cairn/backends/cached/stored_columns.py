@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 Bools = npt.NDArray[np.bool_]
 _NULL = pa.scalar(None, pa.binary())
+_ENTRIES_AT_ONCE = 64 * 1024
 
 
 class Stored(NamedTuple):
@@ -139,18 +140,66 @@ class StoredColumns:
         at: list[int] = []
         entries: list[bytes] = []
         raws: list[bytes] = []
-        held = np.flatnonzero(self._read_headers(keys, groups))
+        counts = self._read_headers(keys, groups)
+        held = np.flatnonzero(counts)
         for database, places in self._by_database(groups[held]):
             assert database is not None, "it has headers"
             places = held[places]
             headers = self._pack_names(database, [keys.take(pa.array(places))], groups[places])
-            for place, header in zip(places.tolist(), headers.to_pylist(), strict=True):
-                found = list(database.scan(header))[1:]
-                at += [place] * len(found)
-                entries += [name[len(header) :] for name, _ in found]
-                raws += [raw for _, raw in found]
+            found = self._read_entries(database, headers.to_pylist(), counts[places])
+            named = zip(places.tolist(), headers.to_pylist(), found, strict=True)
+            for place, header, rows in named:
+                at += [place] * len(rows)
+                entries += [name[len(header) :] for name, _ in rows]
+                raws += [raw for _, raw in rows]
         column = self._unpack_values(pa.array(raws, pa.binary()))
         return np.array(at, np.int64), self._unpack_entries(entries), column
+
+    def _read_entries(
+        self, database: Database, headers: Sequence[bytes], counts: Ints
+    ) -> list[list[tuple[bytes, bytes]]]:
+        """Return the rows of the entries below each header; `counts` says how many these are."""
+        if self._backend.writes_at_once:
+            return [list(database.scan(header))[1:] for header in headers]
+        # A server is asked for many keys at once, those of about as many entries together.
+        found: list[list[tuple[bytes, bytes]]] = [[] for _ in headers]
+        sizes = 1 << np.ceil(np.log2(counts)).astype(np.int64)
+        for size in np.unique(sizes).tolist():
+            of_size = np.flatnonzero(sizes == size)
+            step = max(1, _ENTRIES_AT_ONCE // size)
+            for start in range(0, len(of_size), step):
+                places = of_size[start : start + step].tolist()
+                names = self._read_names(database, [headers[at] for at in places], size)
+                wanted = [
+                    (at, name) for at, each in zip(places, names, strict=True) for name in each
+                ]
+                raws = database.get_many([name for _, name in wanted])
+                for (at, name), raw in zip(wanted, raws, strict=True):
+                    # One that is gone was deleted here, and a base has just ended.
+                    if raw is not None:
+                        found[at].append((name, raw))
+        return found
+
+    def _read_names(
+        self, database: Database, headers: Sequence[bytes], size: int
+    ) -> list[list[bytes]]:
+        """Return the names below each header, of which there are about `size`."""
+        cut = len(database.prefix(self._table.name, 0))
+        names: list[list[bytes]] = [[] for _ in headers]
+        # The first name is the header itself.
+        after = {at: header[cut:] for at, header in enumerate(headers)}
+        while after:
+            starts = [(headers[at][:cut], name) for at, name in after.items()]
+            pages = self._backend.read_pages(database, starts, size + 1)
+            following: dict[int, bytes] = {}
+            for at, (page, last) in zip(after, pages, strict=True):
+                own = headers[at][cut:]
+                names[at] += [headers[at][:cut] + n for n in page if n != own and n.startswith(own)]
+                # A base that ends meanwhile may bring more of them than the header counts.
+                if last is not None and last.startswith(own):
+                    following[at] = last + b"\0"
+            after = following
+        return names
 
     def _read_headers(self, keys: pa.Array, groups: Ints) -> Ints:
         """Return the number of entries of each key."""
@@ -195,10 +244,7 @@ class StoredColumns:
         added = piece.is_held.astype(np.int64) - piece.was_held
         if self._filter is not None:
             self._filter.add(hash_names(names, self._types))
-        keys = self._pack_names(database, names, groups)
-        contents = self._pack_values(piece.values)
-        if not piece.is_held.all():
-            contents = pc.if_else(pa.array(piece.is_held), contents, _NULL)
+        keys, contents = self._pack(database, piece)
         if len(names) > 1:
             headers = self._headers(database, names[0], groups, added, counted)
             keys = pa.concat_arrays([keys, headers[0]])
@@ -208,6 +254,14 @@ class StoredColumns:
         order = pc.sort_indices(keys).to_pylist()
         rows = list(zip(keys.to_pylist(), contents.to_pylist(), strict=True))
         return map(rows.__getitem__, order)
+
+    def _pack(self, database: Database, piece: Stored) -> tuple[pa.Array, pa.Array]:
+        """Return the names of the rows in the database, and their contents."""
+        keys = self._pack_names(database, piece.names, piece.groups)
+        contents = self._pack_values(piece.values)
+        if not piece.is_held.all():
+            contents = pc.if_else(pa.array(piece.is_held), contents, _NULL)
+        return keys, contents
 
     def _headers(
         self,

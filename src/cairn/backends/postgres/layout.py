@@ -10,7 +10,8 @@
 A name is the packed key; of an entry of a map the packed key and the packed entry, of an item of a
 list the packed key and its index (8 bytes, big endian). Maps and lists also have a row with the
 name of the key alone: their size. The name of a timer is the packed time (an unsigned integer of 8
-bytes, 2^63 more than the milliseconds since 1970) and the packed key. Packed is msgpack; `unpack`
+bytes, 2^63 more than the milliseconds since 1970) and the packed key. A state named "….times" is
+the time index of another one, with such names; no view shows it. Packed is msgpack; `unpack`
 makes JSON of it.
 
 Always true here:
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cairn.backends.cached.described import StoredState
 from cairn.backends.cached.numbers import state_number
+from cairn.backends.cached.timer_names import is_index
 from cairn.backends.postgres.views import create_view
 from cairn.errors import RestoreError
 
@@ -195,6 +197,8 @@ def register_states(
                 f"operator {operator!r}: states {name!r} and {found[2] if found else None!r} have "
                 f"the same number, {number}\n  next: rename one of the two states"
             )
+        if is_index(name):
+            continue
         with connection.transaction():
             connection.execute("select pg_advisory_xact_lock(%s)", [_LAYOUT_LOCK])
             create_view(connection, schema, number, operator, name, state)

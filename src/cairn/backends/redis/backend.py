@@ -155,7 +155,7 @@ class RedisBackend(OutsideBackend):
         self._has_databases = True
         self.serve(self.database, states, groups, self._packings)
         for table in self.columns.values():
-            table.note_loaded()
+            table.note_loaded(groups)
         return True
 
     def _is_valid(self, found: Claimed, ref: FileRef, origin: Origin) -> bool:

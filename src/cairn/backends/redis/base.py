@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from cairn.backends.cached.described import StoredState, describe_state
 from cairn.backends.cached.outside import Outgoing
 from cairn.backends.cached.rows import scan_rows
+from cairn.backends.cached.timer_names import is_index
 from cairn.backends.contract import Base, BaseTarget, Content
 from cairn.backends.layout import RowsByGroup
 from cairn.backends.redis.writer import Counts, Writer
@@ -88,6 +89,8 @@ class RedisBase(Base):
                 file, "base", target.operator, first_epoch=0, last_epoch=target.epoch
             )
             for name, packing in sorted(self._packings.items()):
+                if is_index(name):
+                    continue  # A restore makes it from the rows.
                 table = self._tables.get(name)
                 described: StoredState = describe_state(packing, {})
                 pieces = described.layout(name).pieces(self._scan(name), _PIECE_ROWS)

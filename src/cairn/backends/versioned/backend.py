@@ -120,7 +120,7 @@ class VersionedBackend(OutsideBackend):
                 database = self._new_database(part.history)
                 self.serve(database, index.states, owned, named)
         for table in self.columns.values():
-            table.note_loaded()
+            table.note_loaded(groups)
         return True
 
     # Bases

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from cairn.backends.cached.database import Op
 from cairn.backends.cached.outside import Outgoing
+from cairn.backends.cached.timer_names import is_index
 from cairn.backends.contract import Base, BaseTarget
 from cairn.backends.versioned.contract import Layer, Writing
 from cairn.backends.versioned.database import History, VersionedDatabase, extend
@@ -64,7 +65,9 @@ class VersionedBase(Outgoing, Base):
         parts = backend.list_parts(self._groups, self._histories)
         visible: dict[int, dict[int, Layer]] = {}
         for part in parts:
-            for number in part.states.values():
+            for name, number in part.states.items():
+                if is_index(name):
+                    continue  # No reader sees it.
                 by_group = dict.fromkeys(part.groups, part.history[0])
                 visible.setdefault(number, {}).update(by_group)
         versions.finish(writing, visible)

@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 import xxhash
 
-from cairn.backends.cached.described import StoredState
+from cairn.backends.cached.described import StoredState, visible_states
 from cairn.backends.cached.rows import scan_rows
 from cairn.backends.contract import Content
 from cairn.backends.layout import RowsByGroup
@@ -55,7 +55,7 @@ class VersionedIndex(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rows(self) -> int:
-        return sum(state.rows for state in self.states.values())
+        return sum(self.states[name].rows for name in visible_states(self.states))
 
     def open(self, label: str) -> VersionStore:
         """Open the database, to read."""
@@ -128,7 +128,7 @@ class VersionedReader:
 
     @property
     def states(self) -> list[str]:
-        return list(self._index.states)
+        return visible_states(self._index.states)
 
     def schema(self, state: str) -> pa.Schema:
         return self._index.states[state].layout(state).schema
