@@ -15,6 +15,11 @@ NEXMARK_START = "<!-- nexmark: written by bench/readme.py from bench/results -->
 NEXMARK_END = "<!-- /nexmark -->"
 FAILOVER_START = "<!-- failover: written by bench/readme.py from bench/results -->"
 FAILOVER_END = "<!-- /failover -->"
+MEMORY_START = "<!-- slot memory: written by bench/readme.py from bench/results -->"
+MEMORY_END = "<!-- /slot memory -->"
+EXTERNAL_PAGE = HERE.parent / "docs" / "operations" / "external-state.md"
+EXTERNAL_START = "<!-- external: written by bench/readme.py from bench/results -->"
+EXTERNAL_END = "<!-- /external -->"
 
 Row = tuple[str, ...]
 
@@ -140,6 +145,36 @@ def _gap(case: dict[str, Any] | None) -> str:
     if case is None:
         return "-"
     return f"{case['total_s']:.1f} s: {case['detection_s']:.1f} + {case['start_s']:.1f}"
+
+
+def slot_memory() -> str:
+    """Return the table of the memory of slots with state that waits for a time."""
+    rows = []
+    cases = result("slot_memory")["cases"]
+    order = {"timers": 0, "ttl": 1, "windows": 2}
+    for case in sorted(cases, key=lambda c: (c["backend"], order[c["kind"]], c["code"])):
+        fill, restore = case["fill"], case["restore"]
+        rows.append(
+            (
+                f"{case['kind']}, {case['backend']}, {_millions(case['keys'])} keys",
+                case["code"],
+                f"{case['few']['mb']:.0f} MB",
+                f"{fill['mb']:.0f} MB",
+                f"{case['bytes_per_key']:.0f}",
+                f"{restore['first_due_rows']:,}",
+                f"{restore['first_due_s']:.2f} s",
+            )
+        )
+    head = (
+        "state",
+        "code",
+        "memory with 0.3 M keys",
+        "with all",
+        "bytes per key more",
+        "rows read after a restore until what is due next is known",
+        "in",
+    )
+    return _table(head, rows)
 
 
 def _part(count: dict[str, Any]) -> str:
@@ -401,6 +436,45 @@ def _table(head: Row, rows: list[Row]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def external() -> str:
+    """Return the tables of state in databases: starts by number of keys, and throughput."""
+    if not (HERE / "results" / "external.json").exists():
+        return "Not measured yet."
+    found = result("external")
+    tables = []
+    if found["starts"]:
+        head = ("state", "start", "rollback by 10 epochs", "rescale 2 to 4", "rows read (deltas)")
+        rows = [
+            (
+                f"{case['backend']}, {_millions(case['keys'])} keys",
+                *(f"{case[fact]:.2f} s" for fact in ("start_s", "rollback_s", "rescale_s")),
+                _rows_read(case),
+            )
+            for case in found["starts"]
+        ]
+        tables.append(_table(head, rows))
+    if found["throughput"]:
+        cases = {"cached": "all keys in memory", "zipf": "memory for a tenth, Zipf keys"}
+        rows = [
+            (
+                cases[case["case"]],
+                case["backend"],
+                f"{case['rows_per_s']:,} rows/s",
+                f"{case['of_rocksdb']:.1%}",
+            )
+            for case in found["throughput"]
+        ]
+        tables.append(_table(("keys", "state", "throughput", "of RocksDB"), rows))
+    return "\n\n".join(tables)
+
+
+def _rows_read(case: dict[str, Any]) -> str:
+    """Return the rows of state that were read before the first epoch, and those of its deltas."""
+    if "rows_read_beforehand" not in case:
+        return "-"
+    return f"{case['rows_read_beforehand']:,.0f} ({case['rows_of_deltas']:,.0f})"
+
+
 def nexmark() -> str:
     """Return the table of Nexmark: a column per query, better and worse."""
     heap, disk = result("nexmark"), result("nexmark_rocksdb")
@@ -439,7 +513,11 @@ def main() -> None:
             text = fill_in(text, nexmark(), NEXMARK_START, NEXMARK_END)
         if FAILOVER_START in text:
             text = fill_in(text, failovers(), FAILOVER_START, FAILOVER_END)
+        if MEMORY_START in text:
+            text = fill_in(text, slot_memory(), MEMORY_START, MEMORY_END)
         path.write_text(text)
+    page = fill_in(EXTERNAL_PAGE.read_text(), external(), EXTERNAL_START, EXTERNAL_END)
+    EXTERNAL_PAGE.write_text(page)
 
 
 if __name__ == "__main__":

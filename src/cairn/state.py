@@ -306,6 +306,9 @@ class Map(_Mapping[K, V]):
     layout = "map"
     reads = "{0}[key], or dict({0})"
     writes = "{}[key] = value"
+    by_time: bool = False
+    """Set by ready-made functions: map keys are times, and `between` is to read those that are due.
+    A database then stores the entries by time too."""
 
     def __init__(
         self, key: TypeLike, value: TypeLike, *, migrate: Migrate | None = None, ttl: TTLLike = None

@@ -104,6 +104,20 @@ class Cluster:
         return host
 
     @contextlib.contextmanager
+    def worker_in(self, name: str, image: Mapping[str, Path], spark_home: str) -> Iterator[Host]:
+        """A host of two cores, with a worker that sees an image only, for a while."""
+        address = self.hosts.next_address()
+        command = [f"{spark_home}/bin/spark-class", "org.apache.spark.deploy.worker.Worker"]
+        command += ["--cores", "2", "--memory", "2g", "--host", address]
+        command += ["--webui-port", "0", "--work-dir", "/tmp/work", self.url]
+        own = {"SPARK_HOME": spark_home, "PYTHONPATH": "", "PYSPARK_PYTHON": ""}
+        host = self.hosts.add(name, command, image=image, environment=own)
+        try:
+            yield host
+        finally:
+            self.lose(host)
+
+    @contextlib.contextmanager
     def worker(self, name: str, **environment: Any) -> Iterator[Host]:
         """A host with a worker, for a while."""
         host = self.add_worker(name, **environment)

@@ -5,10 +5,12 @@
         process = host.run(["python", "-m", "…"])      # as a process of that host
         host.cut(); host.heal()                        # its network
         host.kill()                                    # all its processes at once
+    hosts.add("h2", first=["…"], image={"/usr": Path("/usr"), "/opt/venv": folder})
 
 A host is a process in network, mount, PID and UTS namespaces. A bridge connects the hosts with
 each other and with this process, and with nothing else. The repository, this Python and `shared`
-are at their usual paths on every host; /tmp and /dev/shm are not shared.
+are at their usual paths on every host; /tmp and /dev/shm are not shared. A host with an image sees
+the folders of the image and `shared` only, as a container would.
 
 Always true here:
 - nothing is left after the block, whatever failed in it: the kernel ends all processes of a
@@ -64,8 +66,23 @@ until ip link show eth0 >/dev/null 2>&1; do sleep 0.02; done
 ip link set lo up
 ip address add {address}/24 dev eth0
 ip link set eth0 up
+{enter}
+"""
+_ENTER = """
 echo ready
 exec {first}
+"""
+# As a container's: nothing but these folders.
+_ENTER_IMAGE = """
+mkdir /tmp/.root
+mount -t tmpfs tmpfs /tmp/.root
+enter() {{ mkdir -p "/tmp/.root$2"; mount --rbind "$1" "/tmp/.root$2"; }}
+{folders}
+mkdir -p /tmp/.root/proc /tmp/.root/tmp
+mount -t proc proc /tmp/.root/proc
+enter /dev /dev
+echo ready
+exec chroot /tmp/.root {first}
 """
 _UNSHARE = ("unshare", "--net", "--mount", "--pid", "--uts", "--fork")
 _PR_SET_PDEATHSIG = 1
@@ -99,8 +116,12 @@ class Host:
         shared: Path,
         environment: Mapping[str, str],
         first: Sequence[str] | None = None,
+        image: Mapping[str, Path] | None = None,
     ) -> None:
-        """`first` is its process 1; without it an init that does nothing."""
+        """`first` is its process 1; without it an init that does nothing.
+
+        `image` has the folders of its file system, by their paths there.
+        """
         self.name = name
         self.address = f"{network}.{number}"
         self._link = f"{bridge}h{number}"
@@ -108,12 +129,17 @@ class Host:
         self.log = shared / f"{name}.log"
         self._log = self.log.open("ab")
         visible = {str(path) for path in (ROOT, shared, Path(sys.prefix))}
+        enter = _ENTER
+        if image is not None:
+            pairs = [*((str(source), at) for at, source in image.items()), (str(shared),) * 2]
+            folders = "\n".join(shlex.join(["enter", *pair]) for pair in pairs)
+            enter = _ENTER_IMAGE.replace("{folders}", folders.replace("{", "{{").replace("}", "}}"))
         script = _BECOME_HOST.format(
             visible=" ".join(shlex.quote(path) for path in sorted(visible)),
             root=shlex.quote(str(ROOT)),
             name=name,
             address=self.address,
-            first=shlex.join(_INIT if first is None else first),
+            enter=enter.format(first=shlex.join(_INIT if first is None else first)),
         )
         self._outside = subprocess.Popen(
             [*_UNSHARE, "--kill-child", "bash", "-c", script],
@@ -167,6 +193,11 @@ class Host:
                 if is_here and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return found
+
+    @property
+    def first(self) -> psutil.Process:
+        """The process that has the number 1 on this host."""
+        return self._first
 
     def running(self, *words: str) -> list[psutil.Process]:
         """Return its processes whose command has all these words."""
@@ -234,7 +265,14 @@ class Hosts:
     def next_address(self) -> str:
         return f"{self._network}.{self._numbers + 1}"
 
-    def add(self, name: str, first: Sequence[str] | None = None) -> Host:
+    def add(
+        self,
+        name: str,
+        first: Sequence[str] | None = None,
+        *,
+        image: Mapping[str, Path] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Host:
         self._numbers += 1
         self.hosts[name] = Host(
             name,
@@ -242,8 +280,9 @@ class Hosts:
             self._bridge,
             self._network,
             self.shared,
-            self.environment,
+            self.environment | dict(environment or {}),
             first,
+            image,
         )
         return self.hosts[name]
 

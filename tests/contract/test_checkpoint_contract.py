@@ -15,15 +15,19 @@ from cairn.storage.log import Log
 from cairn.storage.removal import delete_checkpoint
 from cairn.storage.store import open_store
 from cairn.storage.verify import verify
+from tests.hdfs import hdfs
+from tests.marks import for_soak
 from tests.s3 import s3_server
 from tests.unit.storage.leading import LATER_S, Driver, lay_spark_folder, new_store, state_paths
 
 
-@pytest.mark.parametrize("kind", ["local", "memory", "s3"])
+@pytest.mark.parametrize("kind", ["local", "memory", "s3", for_soak("hdfs")])
 def test_a_checkpoint_lives_branches_and_goes(kind: str, tmp_path: Path) -> None:
     if kind == "s3":
         with s3_server() as s3, s3.in_environment():
             live(f"{s3.url}/jobs/parent", f"{s3.url}/jobs/branch")
+    elif kind == "hdfs":
+        live(hdfs().url("jobs/parent"), hdfs().url("jobs/branch"))
     elif kind == "memory":
         live("memory:parent", "memory:branch")
     else:

@@ -15,14 +15,14 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.csv
-import pyarrow.fs
 import pyarrow.parquet as pq
 
 from cairn.sinks import Files, list_published
 from cairn.sinks.base import Sink
 from cairn.sinks.files.published import parse_name
-from cairn.storage import arrow_store
+from cairn.storage import hdfs_store
 from cairn.storage.store import open_store
+from tests.hdfs import FakeClient
 from tests.places.base import SCHEMA, Place, Row
 from tests.s3 import S3, s3_server
 
@@ -104,10 +104,8 @@ class RenamingFilesPlace(FilesPlace):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        root = folder / "namenode"
-        root.mkdir(exist_ok=True)
-        opened = (HdfsLike(str(root)), "out")
-        self._patch = mock.patch.object(arrow_store, "open_filesystem", lambda url: opened)
+        client = FakeClient(folder / "namenode")
+        self._patch = mock.patch.object(hdfs_store, "open_client", lambda url: client)
         self._patch.start()
 
     def close(self) -> None:
@@ -116,21 +114,6 @@ class RenamingFilesPlace(FilesPlace):
     @property
     def url(self) -> str:
         return "hdfs://namenode/out"
-
-
-class HdfsLike:
-    """Arrow's local file system, whose calls are the same; but a rename replaces nothing."""
-
-    def __init__(self, root: str) -> None:
-        self._local = pyarrow.fs.SubTreeFileSystem(root, pyarrow.fs.LocalFileSystem())
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._local, name)
-
-    def move(self, source: str, target: str) -> None:
-        if self._local.get_file_info(target).type != pyarrow.fs.FileType.NotFound:
-            raise OSError(f"rename of {source!r}: {target!r} exists")
-        self._local.move(source, target)
 
 
 _ended = contextlib.ExitStack()

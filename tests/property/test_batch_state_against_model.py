@@ -25,7 +25,7 @@ from cairn.key_groups import key_groups
 from cairn.storage.files import encode_segment
 from cairn.types import parse_type
 from cairn.types.codec import codec
-from tests.backends import make, write_base
+from tests.backends import OUTSIDE, make, write_base
 
 GROUP_COUNT = 8
 NONE = st.none()
@@ -95,7 +95,7 @@ class Subject:
             delta.validate(full=True)
             self.deltas.append(delta)
         self.table.promote()
-        if self.backend_name in ("postgres", "redis"):
+        if self.backend_name in OUTSIDE:
             write_base(self.backend, groups=range(GROUP_COUNT))
             self.table.promote()
 
@@ -240,6 +240,7 @@ KINDS = {
     "spilled": ("rocksdb", 400),
     "postgres": ("postgres", 400),
     "redis": ("redis", 400),
+    "sqlite": ("sqlite", 400),
 }
 """Backend and memory."""
 LIMITS = settings(suppress_health_check=list(HealthCheck))
@@ -286,12 +287,15 @@ def test_values_by_the_batch_agree_with_a_dict(backend: str, script: Any) -> Non
 
 @pytest.mark.parametrize("backend", KINDS)
 @LIMITS
-@given(script=scripts(is_map=True), is_ranged=st.booleans())
-def test_maps_by_the_batch_agree_with_a_dict(backend: str, script: Any, is_ranged: bool) -> None:
+@given(script=scripts(is_map=True), is_ranged=st.booleans(), by_time=st.booleans())
+def test_maps_by_the_batch_agree_with_a_dict(
+    backend: str, script: Any, is_ranged: bool, by_time: bool
+) -> None:
     key_type, entry_type, value_type, steps = script
     keys_are, values_are = parse_type(key_type), parse_type(value_type)
     entries_are = parse_type(entry_type)
     declaration: state.Map[Any, Any] = state.Map(entry_type, value_type)
+    declaration.by_time = by_time and entry_type == "bigint"
     declaration.name = "s"
     seen: dict[Any, Any] = {}
 

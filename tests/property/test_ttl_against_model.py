@@ -20,7 +20,7 @@ from cairn import state
 from cairn.backends.handles import make_handle
 from cairn.backends.overlay import Table, make_table
 from cairn.types.durations import MIN_MS
-from tests.backends import ALL, make
+from tests.backends import ALL, make, take_to_database
 
 GROUPS = 2
 TTL_MS = 10
@@ -48,7 +48,7 @@ EPOCHS = st.lists(
     st.tuples(
         st.sampled_from([0, 1, 3, 5, 12]),
         ROWS,
-        st.sampled_from(["commit", "commit", "commit", "rollback", "restart"]),
+        st.sampled_from(["commit", "commit", "store", "rollback", "restart"]),
     ),
     max_size=8,
 )
@@ -250,6 +250,9 @@ def test_slots_that_remove_and_slots_that_do_not_agree_with_the_model(
             if end != "rollback":
                 model = attempt
                 history.append(deltas[0])
+            if end == "store":
+                for slot in slots:
+                    take_to_database(slot.backend, range(GROUPS))
             if end == "restart":
                 slots[0].backend.close()
                 slots[0] = restored(kind, folder, ttl, history, floor_ms)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from cairn import BatchProcess, Job, state, windows
+from cairn import BatchProcess, Job, KeyedProcess, state, windows
 from cairn.operators.window_process import WindowPlan
 from cairn.plan.graph import (
     Graph,
@@ -130,6 +130,30 @@ class Balance(BatchProcess):
         return pa.table({"k": keys, "total": totals})
 
 
+class Brief(KeyedProcess[Any]):
+    """Tells what it remembers of a key, in each kind of state that expires."""
+
+    last = state.Value("bigint", ttl=state.TTL("30 ms", clock="event"))
+    seen = state.List("bigint", ttl=state.TTL("21 ms", clock="event"))
+    texts = state.Map("string", "bigint", ttl=state.TTL("24 ms", clock="event"))
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        told = (row.k, row.v, self.last.get(), str(list(self.seen)), str(dict(self.texts)))
+        if row.v % 5:
+            self.last.set(row.v)
+            self.seen.append(row.v)
+            self.texts[row.s or ""] = row.v
+        else:
+            self.last.clear()
+            self.seen.clear()
+        return told
+
+
+def _brief(rows: Stream) -> Stream:
+    schema = "k string, v bigint, last bigint, seen string, texts string"
+    return rows.key_by("k", "at").process(Brief(), schema=schema, uid="op")
+
+
 def _connect(left: Stream, right: Stream) -> Stream:
     connected = left._job.connect(left=left.key_by("k"), right=right.key_by("k"))
     return connected.process_batch(Balance(), schema="k string, total bigint", uid="op")
@@ -239,6 +263,7 @@ SHAPES: dict[str, Shape] = {
     "sessions with changes": _aggregated(
         WindowPlan(windows.session("3 ms"), 15, early_rows=1), ASKED, changes=True
     ),
+    "state that expires": _of_one(_brief),
     "windows of all rows": _aggregated(WindowPlan(_TUMBLING), ASKED, keys=()),
 }
 

@@ -11,8 +11,8 @@ from cairn.backends.rocksdb.files import verify_rocksdb_base
 from cairn.snapshots.branch import branch
 from cairn.storage.holds import find_holds
 from cairn.storage.log import Log
+from cairn.storage.references import files_of
 from cairn.storage.removal import delete_checkpoint
-from cairn.storage.retention import files_of
 from cairn.storage.store import open_store
 from cairn.storage.verify import verify
 from tests.marks import for_soak, in_turn

@@ -469,7 +469,7 @@ def test_damaged_newest_file_is_named_and_never_skipped(spark, short, tmp_path):
 # Spark's folder and the log
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # test_sources has some damage to Spark's folder in every `make test`.
 def test_restart_goes_on_from_the_log_wherever_sparks_folder_stands(spark, undisturbed, tmp_path):
     """Every stand in turn, on one checkpoint, before and after the file source's log compacts."""
     files = payments(undisturbed.files)

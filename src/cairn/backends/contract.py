@@ -165,8 +165,8 @@ class Backend(ABC):
     """Tables may hold their rows themselves, in arrays; bases include those."""
     spills_columns: ClassVar[bool] = False
     """Tables of batches are in arrays, as far as memory goes; the backend takes the other rows."""
-    orders_timers: ClassVar[bool] = False
-    """Timers are stored by time: the next ones are found without reading the others."""
+    orders_times: ClassVar[bool] = False
+    """Timers, and when keys are due, are stored by time: the next are found without a scan."""
 
     @abstractmethod
     def open_state(
@@ -187,6 +187,16 @@ class Backend(ABC):
 
     def prefetch(self, groups: Sequence[int], keys: Sequence[Key]) -> None:
         """Prepare to read these keys, each in its key group."""
+
+    def read_ahead(self, groups: Sequence[int], keys: Sequence[Key]) -> None:
+        """Begin to read these keys on another thread. Nothing else is promoted or dropped before
+        `prefetch` was called with the same keys, or `drop_ahead`."""
+
+    def drop_ahead(self) -> None:
+        """Forget the keys that are being read ahead."""
+
+    def prepare_promote(self, name: str, changes: Mapping[int, Mapping[Key, Change]]) -> None:
+        """Prepare to promote these changes of a state, by key group."""
 
     @abstractmethod
     def begin_base(self, tables: Mapping[str, Table], groups: range) -> Base:

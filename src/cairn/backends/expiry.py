@@ -3,7 +3,8 @@
 Each key of a table is in a bucket: the time at which part of its content may have expired, rounded
 up. When the bucket is due, the content itself is checked: expired values are removed, and a key
 that lives on moves to a later bucket. So a key that is written all the time costs one check per
-ttl, and rows are never searched, except once after a restore, in slices.
+ttl, and rows are never searched, except once after a restore, in slices. Over a database the index
+is stored there (`stored_expiry`).
 
 Removal is local to the slot: it is in no delta and in no acknowledgement. No reader sees
 expired rows, bases leave them out, and handles write the same with or without them.
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from cairn.state import TTL
 
 _BUCKETS_PER_TTL: Final = 64
-_PIECE_KEYS: Final = 1024
+PIECE_KEYS: Final = 1024
 _SCAN_KEYS: Final = 4096
 _EXTRA_KEYS: Final = 256
 _EMPTIED_KEYS_MIN: Final = 50_000
@@ -213,9 +214,9 @@ class Expiry:
             del self._buckets[bucket]
             return True
         group, keys = by_group.popitem()
-        part = list(keys[-_PIECE_KEYS:])
+        part = list(keys[-PIECE_KEYS:])
         if len(keys) > len(part):
-            del keys[-_PIECE_KEYS:]
+            del keys[-PIECE_KEYS:]
             by_group[group] = keys
         self._counts[group] -= len(part)
         rows = self._table.rows[group]

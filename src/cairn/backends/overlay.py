@@ -29,7 +29,7 @@ from cairn.backends.journal import Journal
 from cairn.backends.layout import ListLayout, MapLayout, live_column, make_layout, runs
 from cairn.errors import FunctionError
 from cairn.functions import EVENT_TIMERS, PROCESSING_TIMERS
-from cairn.state import Declaration
+from cairn.state import TTL, Declaration
 from cairn.storage.manifest import Held
 from cairn.types.codec import Codec, Datum, Key, codec, strict
 from cairn.types.codec.core import Values
@@ -63,7 +63,7 @@ class Table(ABC):
         self.rows: list[Rows] = [empty_rows(kind) for _ in range(group_count)]
         self.changes: list[dict[Key, Change]] = [{} for _ in range(group_count)]
         self.groups = range(0)
-        self.expiry = None if ttl is None else Expiry(self, ttl)
+        self.expiry = None if ttl is None else _make_expiry(self, ttl)
         self.journal: Journal | None = None
         """Undo log of the current row, if the epoch can go on without a row that fails."""
 
@@ -100,6 +100,7 @@ class Table(ABC):
                 self.rows[group] = self.backend.rows(self.name, group)
                 self.changes[group] = {}
                 if self.expiry is not None:
+                    self.expiry.release(group)
                     self.expiry.assign(group)
 
     def check_owned(self, keys: pa.Array, groups: npt.NDArray[np.integer[Any]]) -> None:
@@ -118,10 +119,12 @@ class Table(ABC):
 
     def promote(self) -> None:
         """Make the changes of the committed epoch part of the rows."""
-        for group in self.groups:
-            if self.changes[group]:
-                self._promote(group, self.changes[group])
-                self.changes[group] = {}
+        changed = {group: self.changes[group] for group in self.groups if self.changes[group]}
+        if changed:
+            self.backend.prepare_promote(self.name, changed)
+        for group, changes in changed.items():
+            self._promote(group, changes)
+            self.changes[group] = {}
 
     def rollback(self) -> None:
         """Drop the changes of the epoch."""
@@ -411,13 +414,22 @@ class ListTable(Table):
         return self.layout.batch(groups, [merged[group] for group in groups])
 
 
+def _make_expiry(table: Table, ttl: TTL) -> Expiry:
+    if not table.backend.orders_times:
+        return Expiry(table, ttl)
+    # Not at the top, as in `make_table`.
+    from cairn.backends.stored_expiry import StoredExpiry
+
+    return StoredExpiry(table, ttl)
+
+
 MakeTable: TypeAlias = Callable[[Declaration, pa.DataType, Backend, int], Table]
 
 
 def make_table(
     declaration: Declaration, key_type: pa.DataType, backend: Backend, group_count: int
 ) -> Table:
-    if backend.orders_timers and declaration.name in (EVENT_TIMERS, PROCESSING_TIMERS):
+    if backend.orders_times and declaration.name in (EVENT_TIMERS, PROCESSING_TIMERS):
         # Not at the top: it is a table itself, and a slot with state in memory has none of it.
         from cairn.backends.timer_table import TimerTable
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from cairn.backends.cached.backend import CachedBackend
 from cairn.backends.cached.database import Database
-from cairn.backends.cached.ordered import OrderedRows, Page, Timer
+from cairn.backends.cached.ordered import OrderedRows, Timer, read_next
 from cairn.backends.cached.timer_names import KIND, pack_time, unpack_time
 from cairn.backends.contract import ABSENT, Backend, Change
 from cairn.backends.layout import live_column
@@ -66,10 +66,10 @@ class TimerTable(MapTable):
         wanted, count = list(groups), PAGE_TIMERS
         while wanted:
             changed = {group: self.timer_rows(group).merge_unwritten() for group in wanted}
-            pages = self._read_pages(wanted, pack_time(start_ms), count)
+            starts = [(self.timer_rows(group), pack_time(start_ms)) for group in wanted]
             missing = []
-            for group in wanted:
-                names, last = pages.get(group, ([], None))
+            for group, page in zip(wanted, read_next(self.backend, starts, count), strict=True):
+                names, last = page
                 until = NO_END if last is None else unpack_time(last) - 1
                 if until < start_ms:
                     missing.append(group)  # More timers of one time than a page has.
@@ -99,19 +99,6 @@ class TimerTable(MapTable):
             if cut < until:
                 found, until = [timer for timer in found if timer[0] <= cut], cut
         return found, until
-
-    def _read_pages(self, groups: Sequence[int], start: bytes, count: int) -> dict[int, Page]:
-        by_database: dict[Database, list[int]] = {}
-        for group in groups:
-            database = self.timer_rows(group).database
-            if database is not None:
-                by_database.setdefault(database, []).append(group)
-        pages: dict[int, Page] = {}
-        for database, owned in by_database.items():
-            starts = [(self.timer_rows(group).prefix, start) for group in owned]
-            found = self.backend.read_pages(database, starts, count)
-            pages.update(zip(owned, found, strict=True))
-        return pages
 
     def are_set(self, names: Sequence[tuple[int, Timer]]) -> list[bool]:
         """Return for each timer, with its key group, whether it is committed."""

@@ -1,8 +1,9 @@
 """The place of Spark's streaming checkpoint: in the job's checkpoint, or on the driver's disk.
 
-Spark writes to a folder or to HDFS by itself. To a bucket it would need a Hadoop connector, and
-its files are renamed, which buckets do slowly. So for a checkpoint in a bucket Spark's folder
-is on the driver's disk, and every start lays it out from the newest epoch:
+Spark writes to a folder by itself. To a bucket it would need a Hadoop connector, and its files are
+renamed, which buckets do slowly; in HDFS each of its files would delay an epoch. So for a
+checkpoint in a bucket or in HDFS Spark's folder is on the driver's disk, and every start lays it
+out from the newest epoch:
 
     <runtime>/<run>/<driver>/p-spark/spark/<term>/
 

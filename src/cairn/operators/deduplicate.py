@@ -60,6 +60,7 @@ class DistinctWithin(Hooks, BatchProcess):
     """Remembers the times, in microseconds, of the rows that have passed."""
 
     passed: Map[int, bool] = Map("bigint", "boolean")
+    passed.by_time = True
 
     def __init__(self, within_ms: int, *, by_event: bool, keys: Sequence[str] = ()) -> None:
         self.result_keys = tuple(keys)

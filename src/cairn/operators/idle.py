@@ -44,7 +44,7 @@ class RowKeeper(Hooks, BatchProcess):
         if self.ttl is None:
             return {}
         idle: Map[int, bool] = Map("bigint", "boolean")
-        idle.name = "idle"
+        idle.name, idle.by_time = "idle", True
         return {"idle": idle}
 
     @abstractmethod

@@ -37,8 +37,8 @@ from cairn.storage.manifest import (
     state_measured,
 )
 from cairn.storage.paths import JOB_PATH, SPARK_FOLDER
+from cairn.storage.references import files_of
 from cairn.storage.removal import delete_checkpoint
-from cairn.storage.retention import files_of
 from cairn.storage.spark_log import lay_out, spark_folder
 from cairn.storage.store import Store, open_store, other_store
 

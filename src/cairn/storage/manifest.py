@@ -78,7 +78,7 @@ class FileRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     last_epoch: int
     first_group: int
     group_count: int
-    format: Literal["segment", "rocksdb", "postgres", "lines"] = "segment"
+    format: Literal["segment", "rocksdb", "postgres", "versions", "lines"] = "segment"
     objects: tuple[str, ...] = ()
     """The other objects it is made of, shared with other bases."""
     objects_bytes: int = 0
@@ -174,6 +174,8 @@ class EpochOperator(msgspec.Struct, frozen=True, kw_only=True):
     parallelism: int
     ranges: list[RangeState]
     scope: Scope = "keyed"
+    owners: int = 0
+    """The number of subtasks that got rows, for lists; 0: it is not known."""
 
 
 def operator_uids(known: Iterable[str], operator: str) -> list[str]:
@@ -298,6 +300,7 @@ class _About(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     states: dict[str, StateDecl]
     parallelism: int
     scope: Scope = "keyed"
+    owners: int = 0
 
 
 class _StoredOperator(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -453,10 +456,11 @@ def _pack_range(now: RangeState, before: RangeState | None) -> _StoredRange:
         return _StoredRange(first_group=now.first_group, group_count=now.group_count, same=True)
     keep = 0
     if before is not None:
-        for file, file_before in zip(now.files, before.files, strict=False):
-            if file != file_before:
-                break
-            keep += 1
+        keep = len(before.files)
+        if now.files[:keep] != before.files:
+            pairs = enumerate(zip(now.files, before.files, strict=False))
+            known = min(len(now.files), keep)
+            keep = next((at for at, (one, other) in pairs if one != other), known)
     return _StoredRange(
         first_group=now.first_group,
         group_count=now.group_count,
@@ -492,6 +496,7 @@ def _unpack_operator(
         parallelism=about.parallelism,
         ranges=ranges,
         scope=about.scope,
+        owners=about.owners,
     )
 
 
@@ -525,6 +530,7 @@ def _about(operator: EpochOperator) -> _About:
         states=operator.states,
         parallelism=operator.parallelism,
         scope=operator.scope,
+        owners=operator.owners,
     )
 
 

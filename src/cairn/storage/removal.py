@@ -42,7 +42,7 @@ from cairn.storage.paths import (
     UNFINISHED_PATH,
     WAL_FOLDER,
 )
-from cairn.storage.retention import files_of
+from cairn.storage.references import files_of
 from cairn.storage.store import LocalStore, NotFoundError, Store, other_store
 
 _FOLDERS: Final = (

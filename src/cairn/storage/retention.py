@@ -46,6 +46,7 @@ from cairn.storage.manifest import Epoch, FileRef, is_full
 from cairn.storage.pack import writer_term
 from cairn.storage.paths import HOLDS_FOLDER, SPARK_FOLDER, STATE_FOLDER
 from cairn.storage.published import remove_notes
+from cairn.storage.references import References, changes, files_of
 from cairn.storage.store import Store, other_store
 
 GRACE_S: Final = 3600.0
@@ -62,15 +63,6 @@ class Collected(NamedTuple):
 NOTHING: Final = Collected(0, 0, 0)
 
 
-def files_of(epoch: Epoch) -> Iterator[FileRef]:
-    """Yield every file of an epoch, once for each range or source that lists it."""
-    for operator in epoch.operators.values():
-        for state in operator.ranges:
-            yield from state.files
-    for log in epoch.spark.logs.values():
-        yield from log.chunks
-
-
 def object_paths(epochs: Iterable[Epoch]) -> set[str]:
     """Return the paths of the objects that these epochs have in their own checkpoint."""
     return {
@@ -80,6 +72,20 @@ def object_paths(epochs: Iterable[Epoch]) -> set[str]:
         if not file.store
         for path in (file.path, *file.objects)
     }
+
+
+def _own(files: Iterable[FileRef]) -> Iterator[str]:
+    for file in files:
+        if not file.store:
+            yield file.path
+            yield from file.objects
+
+
+def _foreign(files: Iterable[FileRef]) -> Iterator[tuple[str, str]]:
+    for file in files:
+        if file.store:
+            for path in (file.path, *file.objects):
+                yield file.store, path
 
 
 def _full_ancestor(log: Log, number: int) -> int:
@@ -128,10 +134,11 @@ class Collector:
         self._records: deque[_Record] | None = None
         self._uncounted: deque[int] = deque()
         self._last_listed = FIRST_NUMBER - 1
-        # The last record that references each object or folder. Records are removed oldest first,
-        # so without that record it is garbage.
-        self._objects: dict[str, int] = {}
-        self._foreign: dict[tuple[str, str], int] = {}
+        # Records are removed oldest first, so without the last one that references it an object or
+        # a folder is garbage.
+        self._counted: Epoch | None = None
+        self._objects: References[str] = References()
+        self._foreign: References[tuple[str, str]] = References()
         self._spark_folders: dict[str, int] = {}
         self._sizes: dict[str, int] = {}
         # Objects that exist though no record references them, and the holds that kept them.
@@ -161,10 +168,11 @@ class Collector:
     def find_lost_paths(self, epoch: Epoch) -> set[str]:
         """Return the files of an epoch that were collected meanwhile: it must not be published."""
         removed = self._removed
-        found = [file for file in files_of(epoch) if file.path in removed or file.objects]
+        # Files of an epoch in the log exist.
+        added, _ = changes(self._counted, epoch)
         return {
             path
-            for file in found
+            for file in added
             if not file.store
             for path in (file.path, *file.objects)
             if path in removed
@@ -265,27 +273,25 @@ class Collector:
         return self._records
 
     def _count_epoch(self, epoch: Epoch) -> None:
-        number, sizes = epoch.number, self._sizes
-        files = list(files_of(epoch))
-        # A large job has very many files, nearly all of them known.
-        paths = dict.fromkeys([file.path for file in files if not file.store], number)
-        added: dict[str, int] = {}
-        for file in files:
+        sizes = self._sizes
+        added, removed = changes(self._counted, epoch)
+        before = 0 if self._counted is None else self._counted.number
+        self._counted = epoch
+        new: dict[str, int] = {}
+        for file in added:
             if file.store:
-                for path in (file.path, *file.objects):
-                    self._foreign[file.store, path] = number
                 continue
             if file.path not in sizes:
-                added[file.path] = added.get(file.path, 0) + file.length
+                new[file.path] = new.get(file.path, 0) + file.length
             for path in file.objects:
-                paths[path] = number
                 if path not in sizes:
-                    added[path] = file.objects_bytes // len(file.objects)
-        self._objects.update(paths)
-        sizes.update(added)
-        for path in added:
+                    new[path] = file.objects_bytes // len(file.objects)
+        sizes.update(new)
+        for path in new:
             # It was garbage if an epoch has listed it again.
             self._garbage.pop(path, None)
+        self._objects.advance(_own(added), _own(removed), before)
+        self._foreign.advance(_foreign(added), _foreign(removed), before)
         if epoch.spark.folder:
             self._spark_folders[epoch.spark.folder] = epoch.number
 
@@ -310,12 +316,9 @@ class Collector:
             self._log.forget(records[0].number)
             self._store.delete([record_path(records[0].number)])
             epochs += records.popleft().is_epoch
-        for path in [path for path, last in self._objects.items() if last < end]:
-            del self._objects[path]
+        for path in self._objects.drop_before(end):
             self._garbage[path] = self._sizes.pop(path)
-        for at in [at for at, last in self._foreign.items() if last < end]:
-            del self._foreign[at]
-            self._holds_to_shrink.add(at[0])
+        self._holds_to_shrink |= {url for url, _ in self._foreign.drop_before(end)}
         for folder in [folder for folder, last in self._spark_folders.items() if last < end]:
             del self._spark_folders[folder]
         return epochs

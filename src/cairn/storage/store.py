@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 ATTEMPTS_MAX: Final = 5
 _BUCKET_SCHEMES: Final = frozenset({"s3", "s3a", "gs", "az", "azure", "abfs", "abfss"})
-_RENAMING_SCHEMES: Final = frozenset({"hdfs", "viewfs"})
+_HDFS_SCHEMES: Final = frozenset({"hdfs", "viewfs"})
 
 # Errors after which certainly nothing was written, and a retry would fail again.
 _PERMANENT: Final = (
@@ -208,15 +208,14 @@ def open_store(
             settings["credential_provider"] = provider
         bucket: Any = obstore_stores.from_url(url, retry_config={"max_retries": 0}, **settings)
         return ObjectStore(url.rstrip("/"), bucket, retry)
-    if parts.scheme in _RENAMING_SCHEMES:
-        from cairn.storage.arrow_store import ArrowStore
+    if parts.scheme in _HDFS_SCHEMES:
+        from cairn.storage.hdfs_store import HdfsStore
 
-        return ArrowStore(url)
+        return HdfsStore(url, retry, create=create)
     if parts.scheme != "file" and "://" in url:
         raise ValueError(
             f"cannot open a store at {url!r}: unknown scheme {parts.scheme!r}\n"
-            "  next: use a local path, file://, s3://, gs://, az:// or memory:; "
-            "hdfs:// for files of a sink"
+            "  next: use a local path, file://, s3://, gs://, az://, hdfs:// or memory:"
         )
     return LocalStore(file_path(url) if parts.scheme == "file" else url, retry, create=create)
 
@@ -305,7 +304,7 @@ class ObjectStore(Store):
         except (*_PERMANENT, ValueError):
             raise
         except Exception as error:
-            raise _unknown(self.url, path, error) from error
+            raise unknown_outcome(self.url, path, error) from error
         return True
 
     def move(self, src: str, dst: str) -> None:
@@ -424,7 +423,7 @@ class LocalStore(ObjectStore):
             fsync_folder(os.path.dirname(target))
         except OSError as error:
             if linked or error.errno in _TRANSIENT_ERRNOS:
-                raise _unknown(self.url, path, error) from error
+                raise unknown_outcome(self.url, path, error) from error
             raise
         return True
 
@@ -500,7 +499,8 @@ def check_path(path: str) -> str:
     return path
 
 
-def _unknown(url: str, path: str, cause: BaseException) -> CommitUnknownError:
+def unknown_outcome(url: str, path: str, cause: BaseException) -> CommitUnknownError:
+    """Return the error of a put-if-absent that may have happened."""
     return CommitUnknownError(
         f"it is unknown if the store has created {path!r}\n"
         f"  store: {url}\n"

@@ -30,7 +30,7 @@ from cairn.storage.holds import Hold, branch_of_hold, find_holds
 from cairn.storage.log import Log, read_job, record_path
 from cairn.storage.manifest import Epoch, FileRef, JobInfo, Restore
 from cairn.storage.paths import HOLDS_FOLDER, JOB_PATH, LOG_FOLDER, REMOVAL_PATH, STATE_FOLDER
-from cairn.storage.retention import files_of
+from cairn.storage.references import files_of
 from cairn.storage.source_logs import read_chunk
 from cairn.storage.store import NotFoundError, Store, StoredObject, open_store, other_store
 from cairn.storage.verify_notes import check_notes

@@ -16,8 +16,9 @@ from cairn.storage.files import open_segment
 from cairn.storage.holds import branch_hold_path, find_holds
 from cairn.storage.log import Log, create_or_open_job, read_job
 from cairn.storage.manifest import Ancestor, Epoch, FileRef
+from cairn.storage.references import files_of
 from cairn.storage.removal import delete_checkpoint
-from cairn.storage.retention import files_of, object_paths
+from cairn.storage.retention import object_paths
 from cairn.storage.store import Store, open_store
 from cairn.storage.verify import verify
 from cairn.testing.faulty_store import Fault, FaultyStore

@@ -13,8 +13,9 @@ Always true here:
   `stored` those of which the database has a row;
 - rows leave the arrays between epochs only, when the database has them, and none leave while
   rows are being written;
-- a table that is read by ranges of entries is whole: the database's rows are ordered by key. So are
-  the tables beside rows of joins (`mapped_rows`), of which no database has any.
+- a table that is read by ranges of entries is whole: the database's rows are ordered by key, unless
+  they have a time index (`timed_columns`). So are the tables beside rows of joins (`mapped_rows`),
+  of which no database has any.
 """
 
 from __future__ import annotations
@@ -241,6 +242,7 @@ class SpillTable(ColumnTable):
         self._writing = None
         if writing.is_written:
             return
+        self._below.take_back(writing.counted)
         for _, pieces in writing.parts:
             for piece in pieces:
                 positions = self._index.find(piece.names)
@@ -321,8 +323,10 @@ class SpillTable(ColumnTable):
             self.is_whole = True
             self._below.forget_filter()
 
-    def note_loaded(self) -> None:
-        """The database has rows that were not read here."""
+    def note_loaded(self, groups: range) -> None:
+        """The database has rows of key groups that were not read here, if these have any."""
+        if not self._below.is_used():
+            return
         self.is_whole = False
         self._below.forget_filter()
 
@@ -386,6 +390,9 @@ class SpillTable(ColumnTable):
         count = len(self._index)
         live, stored = self._live[:count], self._stored[:count]
         more = int(np.count_nonzero(live & ~stored)) - int(np.count_nonzero(stored & ~live))
+        writing = self._writing
+        if writing is not None:
+            more += writing.uncounted
         keys, entries = self._below.count()
         # The entries per key are assumed to be those of the database's rows.
         keys_now = round(keys * (entries + more) / entries) if entries else more

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from cairn.backends.cached.database import Op
-from cairn.backends.cached.ordered import OrderedRows
+from cairn.backends.cached.ordered import IndexRows, OrderedRows
 from cairn.backends.cached.rows import (
     CACHED_ENTRY_BYTES,
     DIRTY_ENTRY_BYTES,
@@ -24,7 +24,7 @@ from cairn.backends.cached.rows import (
     Memory,
     pieces,
 )
-from cairn.backends.cached.timer_names import KIND
+from cairn.backends.cached.timer_names import INDEX_KIND, KIND
 from cairn.backends.contract import ABSENT, Change, Content
 from cairn.backends.packing import Packing, decode, encode, estimate_value_bytes
 from cairn.types.codec import Datum, Key
@@ -192,6 +192,9 @@ class CachedMapRows(CachedRows):
     def __missing__(self, key: Key) -> Content:
         self.load((key,))
         return self[key]
+
+    def select_to_compare(self, changes: Mapping[Key, Change]) -> list[Key]:
+        return list(changes)
 
     def promote(self, changes: Mapping[Key, Change]) -> None:
         self.load(changes)
@@ -398,6 +401,7 @@ ROWS: dict[str, type[CachedRows]] = {
     "map": CachedMapRows,
     "list": CachedListRows,
     KIND: OrderedRows,
+    INDEX_KIND: IndexRows,
 }
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
+from cairn.backends.cached.timer_names import INDEX_KIND
 from cairn.backends.layout import Layout, make_layout
 from cairn.backends.packing import Packing
 from cairn.types import type_ddl
@@ -32,6 +35,11 @@ class StoredState(msgspec.Struct, frozen=True, kw_only=True):
 
     def layout(self, name: str) -> Layout:
         return make_layout(name, *self._codecs)
+
+
+def visible_states(states: Mapping[str, StoredState]) -> list[str]:
+    """Return the names of the states that readers see."""
+    return [name for name, state in states.items() if state.kind != INDEX_KIND]
 
 
 def describe_state(packing: Packing, counts: dict[int, tuple[int, int]]) -> StoredState:

@@ -1,4 +1,4 @@
-"""Timers in a database, in the order of their times.
+"""Timers and time indexes in a database, in the order of their times.
 
 A row's name is `time | key`, its value is True. So the timers of a key group that are due next are
 the first rows of the state, and nothing else has to be read to find them.
@@ -12,13 +12,17 @@ Always true here:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from cairn.backends.cached.database import Database, Op
-from cairn.backends.cached.rows import DIRTY_ENTRY_BYTES, CachedRows, pieces
+from cairn.backends.cached.rows import DIRTY_ENTRY_BYTES, CachedRows, Memory, pieces
 from cairn.backends.cached.timer_names import TIME_BYTES, pack_time, unpack_time
 from cairn.backends.contract import ABSENT, Change, Content, Cursor
+from cairn.backends.packing import Packing
 from cairn.types.codec import Key
+
+if TYPE_CHECKING:
+    from cairn.backends.cached.backend import CachedBackend
 
 Timer = tuple[int, Key]
 """A time and a key."""
@@ -113,6 +117,36 @@ class OrderedRows(CachedRows):
             ]
 
 
+class IndexRows(OrderedRows):
+    """Rows of a time index: each says that a key of another state is due at a time, or was.
+
+    An entry too many does no harm: the key itself is looked at when the entry is due.
+    """
+
+    __slots__ = ("is_complete",)
+
+    def __init__(self, name: str, packing: Packing, memory: Memory, group: int) -> None:
+        super().__init__(name, packing, memory, group)
+        self.is_complete = True
+        """Every key that the other state holds is listed. A base says so by a count of 1."""
+
+    def __len__(self) -> int:
+        return int(self.is_complete)
+
+    def entry_count(self) -> int:
+        return 0
+
+    def set_counts(self, keys: int, entries: int) -> None:
+        self.is_complete = keys > 0
+
+    def change(self, changes: Mapping[Timer, Change]) -> None:
+        """Add entries (True) and remove others (ABSENT)."""
+        dirty: dict[Any, Change] = self.dirty
+        before = len(dirty)
+        dirty.update(changes)
+        self.memory.add_dirty((len(dirty) - before) * _TIMER_BYTES)
+
+
 Page = tuple[list[bytes], bytes | None]
 """Names of rows in order, and the last name that was looked at; None at the end."""
 
@@ -128,3 +162,19 @@ def read_pages(database: Database, starts: Sequence[tuple[bytes, bytes]], count:
                 break
         found.append((names, names[-1] if len(names) == count else None))
     return found
+
+
+def read_next(
+    backend: CachedBackend, wanted: Sequence[tuple[OrderedRows, bytes]], count: int
+) -> list[Page]:
+    """Return the next `count` names of rows, each from a place on, as the databases have them."""
+    pages: list[Page] = [([], None)] * len(wanted)
+    by_database: dict[Database, list[int]] = {}
+    for at, (rows, _) in enumerate(wanted):
+        if rows.database is not None:
+            by_database.setdefault(rows.database, []).append(at)
+    for database, places in by_database.items():
+        starts = [(wanted[at][0].prefix, wanted[at][1]) for at in places]
+        for at, page in zip(places, backend.read_pages(database, starts, count), strict=True):
+            pages[at] = page
+    return pages

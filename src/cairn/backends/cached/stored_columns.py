@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 Bools = npt.NDArray[np.bool_]
 _NULL = pa.scalar(None, pa.binary())
+_ENTRIES_AT_ONCE = 64 * 1024
 
 
 class Stored(NamedTuple):
@@ -47,6 +48,10 @@ class Stored(NamedTuple):
     was_held: Bools
 
 
+Counted = tuple[Ints, Ints, Ints]
+"""Key groups, and by how many keys and rows each of them grows."""
+
+
 class Unwritten:
     """Rows of a table that a base writes, on another thread."""
 
@@ -55,12 +60,24 @@ class Unwritten:
         self.parts: list[tuple[Database, list[Stored]]] = []
         self.is_written = False
         self.is_over = False
+        self.counted: list[Counted] = []
+        """Changes of the counts that were made so far."""
+
+    @property
+    def uncounted(self) -> int:
+        """The change of the number of rows that is still to be counted."""
+        whole = sum(
+            int(piece.is_held.sum()) - int(piece.was_held.sum())
+            for _, pieces in self.parts
+            for piece in pieces
+        )
+        return whole - sum(int(entries.sum()) for _, _, entries in list(self.counted))
 
     def ops(self) -> Iterator[tuple[Database, Iterator[Op]]]:
         """Yield the rows as database operations, a piece of key groups at a time."""
         for database, pieces in self.parts:
             for piece in pieces:
-                yield database, self.below.ops(database, piece)
+                yield database, self.below.ops(database, piece, self.counted)
 
     def end(self, *, is_written: bool) -> None:
         if not self.is_over:
@@ -123,18 +140,66 @@ class StoredColumns:
         at: list[int] = []
         entries: list[bytes] = []
         raws: list[bytes] = []
-        held = np.flatnonzero(self._read_headers(keys, groups))
+        counts = self._read_headers(keys, groups)
+        held = np.flatnonzero(counts)
         for database, places in self._by_database(groups[held]):
             assert database is not None, "it has headers"
             places = held[places]
             headers = self._pack_names(database, [keys.take(pa.array(places))], groups[places])
-            for place, header in zip(places.tolist(), headers.to_pylist(), strict=True):
-                found = list(database.scan(header))[1:]
-                at += [place] * len(found)
-                entries += [name[len(header) :] for name, _ in found]
-                raws += [raw for _, raw in found]
+            found = self._read_entries(database, headers.to_pylist(), counts[places])
+            named = zip(places.tolist(), headers.to_pylist(), found, strict=True)
+            for place, header, rows in named:
+                at += [place] * len(rows)
+                entries += [name[len(header) :] for name, _ in rows]
+                raws += [raw for _, raw in rows]
         column = self._unpack_values(pa.array(raws, pa.binary()))
         return np.array(at, np.int64), self._unpack_entries(entries), column
+
+    def _read_entries(
+        self, database: Database, headers: Sequence[bytes], counts: Ints
+    ) -> list[list[tuple[bytes, bytes]]]:
+        """Return the rows of the entries below each header; `counts` says how many these are."""
+        if self._backend.writes_at_once:
+            return [list(database.scan(header))[1:] for header in headers]
+        # A server is asked for many keys at once, those of about as many entries together.
+        found: list[list[tuple[bytes, bytes]]] = [[] for _ in headers]
+        sizes = 1 << np.ceil(np.log2(counts)).astype(np.int64)
+        for size in np.unique(sizes).tolist():
+            of_size = np.flatnonzero(sizes == size)
+            step = max(1, _ENTRIES_AT_ONCE // size)
+            for start in range(0, len(of_size), step):
+                places = of_size[start : start + step].tolist()
+                names = self._read_names(database, [headers[at] for at in places], size)
+                wanted = [
+                    (at, name) for at, each in zip(places, names, strict=True) for name in each
+                ]
+                raws = database.get_many([name for _, name in wanted])
+                for (at, name), raw in zip(wanted, raws, strict=True):
+                    # One that is gone was deleted here, and a base has just ended.
+                    if raw is not None:
+                        found[at].append((name, raw))
+        return found
+
+    def _read_names(
+        self, database: Database, headers: Sequence[bytes], size: int
+    ) -> list[list[bytes]]:
+        """Return the names below each header, of which there are about `size`."""
+        cut = len(database.prefix(self._table.name, 0))
+        names: list[list[bytes]] = [[] for _ in headers]
+        # The first name is the header itself.
+        after = {at: header[cut:] for at, header in enumerate(headers)}
+        while after:
+            starts = [(headers[at][:cut], name) for at, name in after.items()]
+            pages = self._backend.read_pages(database, starts, size + 1)
+            following: dict[int, bytes] = {}
+            for at, (page, last) in zip(after, pages, strict=True):
+                own = headers[at][cut:]
+                names[at] += [headers[at][:cut] + n for n in page if n != own and n.startswith(own)]
+                # A base that ends meanwhile may bring more of them than the header counts.
+                if last is not None and last.startswith(own):
+                    following[at] = last + b"\0"
+            after = following
+        return names
 
     def _read_headers(self, keys: pa.Array, groups: Ints) -> Ints:
         """Return the number of entries of each key."""
@@ -171,28 +236,40 @@ class StoredColumns:
         """Write rows; each piece has whole key groups, later ones than the piece before."""
         self._backend.write_ops(database, (self.ops(database, piece) for piece in pieces))
 
-    def ops(self, database: Database, piece: Stored) -> Iterator[Op]:
+    def ops(
+        self, database: Database, piece: Stored, counted: list[Counted] | None = None
+    ) -> Iterator[Op]:
         """Return rows as database operations, in order, and count them."""
         names, groups = piece.names, piece.groups
         added = piece.is_held.astype(np.int64) - piece.was_held
         if self._filter is not None:
             self._filter.add(hash_names(names, self._types))
-        keys = self._pack_names(database, names, groups)
-        contents = self._pack_values(piece.values)
-        if not piece.is_held.all():
-            contents = pc.if_else(pa.array(piece.is_held), contents, _NULL)
+        keys, contents = self._pack(database, piece)
         if len(names) > 1:
-            headers = self._headers(database, names[0], groups, added)
+            headers = self._headers(database, names[0], groups, added, counted)
             keys = pa.concat_arrays([keys, headers[0]])
             contents = pa.concat_arrays([contents, headers[1]])
         else:
-            self._add_counts(groups, added, added)
+            self._count((groups, added, added), counted)
         order = pc.sort_indices(keys).to_pylist()
         rows = list(zip(keys.to_pylist(), contents.to_pylist(), strict=True))
         return map(rows.__getitem__, order)
 
+    def _pack(self, database: Database, piece: Stored) -> tuple[pa.Array, pa.Array]:
+        """Return the names of the rows in the database, and their contents."""
+        keys = self._pack_names(database, piece.names, piece.groups)
+        contents = self._pack_values(piece.values)
+        if not piece.is_held.all():
+            contents = pc.if_else(pa.array(piece.is_held), contents, _NULL)
+        return keys, contents
+
     def _headers(
-        self, database: Database, owners: pa.Array, groups: Ints, added: Ints
+        self,
+        database: Database,
+        owners: pa.Array,
+        groups: Ints,
+        added: Ints,
+        counted: list[Counted] | None,
     ) -> tuple[pa.Array, pa.Array]:
         """Return the rows with the numbers of entries of keys."""
         numbers, firsts = NameIndex(self._types[:1]).place([owners])
@@ -200,9 +277,19 @@ class StoredColumns:
         more = np.bincount(numbers, added, len(firsts)).astype(np.int64)
         before = self._read_headers(keys, groups)
         counts = before + more
-        self._add_counts(groups, (counts > 0).astype(np.int64) - (before > 0), more)
+        self._count((groups, (counts > 0).astype(np.int64) - (before > 0), more), counted)
         contents = pc.if_else(pa.array(counts > 0), pack_columns([pa.array(counts)]), _NULL)
         return self._pack_names(database, [keys], groups), contents
+
+    def _count(self, change: Counted, counted: list[Counted] | None) -> None:
+        self._add_counts(*change)
+        if counted is not None:
+            counted.append(change)
+
+    def take_back(self, counted: list[Counted]) -> None:
+        """Undo the counts of a writer that gave up."""
+        for groups, keys, entries in counted:
+            self._add_counts(groups, -keys, -entries)
 
     def _add_counts(self, groups: Ints, keys: Ints, entries: Ints) -> None:
         for group in np.unique(groups).tolist():

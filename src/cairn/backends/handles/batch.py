@@ -190,6 +190,11 @@ def _is_live(values: pa.Array) -> Bools | None:
     return valid
 
 
+def stores_times(declaration: Declaration) -> bool:
+    """True if a database is to store the entries by time too."""
+    return isinstance(declaration, Map) and declaration.by_time
+
+
 def make_batch_table(
     declaration: Declaration, key_type: pa.DataType, backend: Backend, group_count: int
 ) -> Table:
@@ -199,7 +204,10 @@ def make_batch_table(
         # Not at the top: a slot with state in memory does not load RocksDB.
         from cairn.backends.cached.columns import SpillTable
         from cairn.backends.cached.mapped_rows import MappedRowTable
+        from cairn.backends.cached.timed_columns import TimedSpillTable
 
+        if stores_times(declaration):
+            return TimedSpillTable(declaration, key_type, backend, group_count)
         spilling = MappedRowTable if is_timed else SpillTable
         return spilling(declaration, key_type, backend, group_count)
     make = RowTable if is_timed else ColumnTable

@@ -10,7 +10,8 @@
 A name is the packed key; of an entry of a map the packed key and the packed entry, of an item of a
 list the packed key and its index (8 bytes, big endian). Maps and lists also have a row with the
 name of the key alone: their size. The name of a timer is the packed time (an unsigned integer of 8
-bytes, 2^63 more than the milliseconds since 1970) and the packed key. Packed is msgpack; `unpack`
+bytes, 2^63 more than the milliseconds since 1970) and the packed key. A state named "….times" is
+the time index of another one, with such names; no view shows it. Packed is msgpack; `unpack`
 makes JSON of it.
 
 Always true here:
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cairn.backends.cached.described import StoredState
 from cairn.backends.cached.numbers import state_number
+from cairn.backends.cached.timer_names import is_index
 from cairn.backends.postgres.views import create_view
 from cairn.errors import RestoreError
 
@@ -161,11 +163,9 @@ where r.value is not null and (s.kind not in ('map', 'list') or k.at < length(r.
 """
 
 
-def schema_of(job_id: str) -> str:
-    """Return the name of a job's schema."""
-    name = f"cairn_{job_id.lower()}"
-    assert _SCHEMA.fullmatch(name) and len(name) < 64, f"job id {job_id!r}"
-    return name
+def check_schema(schema: str) -> None:
+    """The name goes into statements as it is."""
+    assert _SCHEMA.fullmatch(schema) and len(schema) < 64, f"schema {schema!r}"
 
 
 def create_tables(connection: Connection[Any], schema: str) -> None:
@@ -197,6 +197,8 @@ def register_states(
                 f"operator {operator!r}: states {name!r} and {found[2] if found else None!r} have "
                 f"the same number, {number}\n  next: rename one of the two states"
             )
+        if is_index(name):
+            continue
         with connection.transaction():
             connection.execute("select pg_advisory_xact_lock(%s)", [_LAYOUT_LOCK])
             create_view(connection, schema, number, operator, name, state)

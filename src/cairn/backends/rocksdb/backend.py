@@ -192,7 +192,7 @@ class RocksBackend(CachedBackend):
             others = [d for d in self._databases if d is not self._home]
             self._absorb(min(others, key=RocksDatabase.size_bytes))
         for table in self.columns.values():
-            table.note_loaded()
+            table.note_loaded(groups)
         return True
 
     def _fits_in_arrays(self, index: RocksIndex) -> bool:

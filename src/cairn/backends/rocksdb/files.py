@@ -25,7 +25,7 @@ import msgspec
 import pyarrow as pa
 import xxhash
 
-from cairn.backends.cached.described import StoredState
+from cairn.backends.cached.described import StoredState, visible_states
 from cairn.backends.cached.rows import scan_rows
 from cairn.backends.contract import Content
 from cairn.backends.layout import RowsByGroup
@@ -76,7 +76,7 @@ class RocksIndex(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rows(self) -> int:
-        return sum(state.rows for state in self.states.values())
+        return sum(self.states[name].rows for name in visible_states(self.states))
 
 
 def encode_index(index: RocksIndex) -> tuple[str, bytes]:
@@ -244,7 +244,7 @@ class RocksReader:
 
     @property
     def states(self) -> list[str]:
-        return list(self._index.states)
+        return visible_states(self._index.states)
 
     def schema(self, state: str) -> pa.Schema:
         return self._index.states[state].layout(state).schema

@@ -32,7 +32,8 @@ def level_alignment_ms(
     for report in reports:
         subtasks = finished.setdefault((report.level, report.stage), {})
         # A subtask that ran again counts when it finished last.
-        subtasks[report.subtask] = max(report.finished_ms, subtasks.get(report.subtask, 0))
+        if report.finished_ms > subtasks.get(report.subtask, 0):
+            subtasks[report.subtask] = report.finished_ms
     spreads: dict[int, int] = {}
     for (level, _), subtasks in finished.items():
         spread = max(subtasks.values()) - min(subtasks.values())

@@ -15,63 +15,75 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from cairn.backends import kind_of
+from cairn.backends import has_versions, kind_of
 from cairn.protocol.messages import Compaction
 from cairn.storage.manifest import FileRef
 
 FAN_IN = 10
-BASE_RATIO = {"heap": 4.0, "rocksdb": 0.5, "postgres": 0.0, "redis": 4.0}
+BASE_RATIO = {"heap": 4.0, "rocksdb": 0.5, "redis": 4.0}
+"""A database with versions has a base whenever there are changes to write."""
 BASE_BYTES_MIN = 4 * 1024 * 1024
 WHOLE_BYTES_MIN = 4 * 1024 * 1024
 """A first delta of at least this size, of state in memory, counts as a base."""
 
 
-def base_ratio(backend: str) -> float:
-    """Return the limit of the deltas after a base, as a multiple of its size."""
-    return float(os.environ.get("CAIRN_BASE_RATIO") or BASE_RATIO[kind_of(backend)])
+class Rules:
+    """The rules of a backend, read once for all ranges of an epoch: a large job has very many."""
 
+    def __init__(self, backend: str = "heap") -> None:
+        given = os.environ.get("CAIRN_BASE_RATIO")
+        self._kind = kind_of(backend)
+        self._has_versions = has_versions(backend)
+        self._ratios = {
+            kind: float(given or BASE_RATIO.get(kind, 0.0)) for kind in {self._kind, "heap"}
+        }
+        """The limit of the deltas after a base, as a multiple of its size."""
+        # Deltas of this size need no base yet, unless the user has set the ratio.
+        self._bytes_min = BASE_BYTES_MIN if given is None else 0
 
-def base_bytes_min() -> int:
-    """Return the bytes of deltas that need no base yet; 0 if the user has set the ratio."""
-    return 0 if "CAIRN_BASE_RATIO" in os.environ else BASE_BYTES_MIN
+    def due(self, files: Sequence[FileRef]) -> Compaction | None:
+        """Return the compaction that is due for these files, oldest first; None if none is."""
+        kind = self._kind
+        is_external = self._has_versions
+        base_bytes = delta_bytes = 0
+        for ref in files:
+            if ref.kind == "delta":
+                delta_bytes += ref.length + ref.objects_bytes
+            else:
+                base_bytes += ref.length + ref.objects_bytes
+                if ref.format != "rocksdb" and not is_external:
+                    kind = "heap"
+        is_whole = not base_bytes and _is_whole(files, kind)
+        if is_whole:
+            base_bytes, delta_bytes = files[0].length, delta_bytes - files[0].length
+        if delta_bytes > self._bytes_min and delta_bytes > self._ratios[kind] * base_bytes:
+            return Compaction("base", len(files), 0)
+        if len(files) < FAN_IN:
+            return None
+        merge = None
+        tier = in_tier = 0
+        for count, ref in enumerate(reversed(files), start=1):
+            if ref.kind == "base" or (is_whole and count == len(files)):
+                break
+            # Smaller files are merged with larger ones: newer files, among them always the newest
+            # delta, and older ones that a change of parallelism has left in between.
+            if ref.tier <= tier:
+                in_tier += 1
+            else:
+                in_tier, tier = 1, ref.tier
+            if in_tier >= FAN_IN and is_external:
+                # Its rows are new versions of a few others: a base costs no more than a merge.
+                return Compaction("base", len(files), 0)
+            if in_tier >= FAN_IN:
+                merge = Compaction("merge", count, tier + 1)
+        return merge
 
 
 def due(files: Sequence[FileRef], backend: str = "heap") -> Compaction | None:
-    """Return the compaction that is due for these files, oldest first; None if none is."""
-    is_external = kind_of(backend) == "postgres"
-    base_bytes = delta_bytes = 0
-    # One pass: this is called for every range of every epoch.
-    for ref in files:
-        if ref.kind == "delta":
-            delta_bytes += ref.length + ref.objects_bytes
-        else:
-            base_bytes += ref.length + ref.objects_bytes
-            if ref.format != "rocksdb" and not is_external:
-                backend = "heap"
-    is_whole = not base_bytes and _is_whole(files, backend)
-    if is_whole:
-        base_bytes, delta_bytes = files[0].length, delta_bytes - files[0].length
-    if delta_bytes > base_bytes_min() and delta_bytes > base_ratio(backend) * base_bytes:
-        return Compaction("base", len(files), 0)
-    merge = None
-    tier = in_tier = 0
-    for count, ref in enumerate(reversed(files), start=1):
-        if ref.kind == "base" or (is_whole and count == len(files)):
-            break
-        # Smaller files are merged with larger ones: newer files, among them always the newest
-        # delta, and older ones that a change of parallelism has left in between.
-        if ref.tier <= tier:
-            in_tier += 1
-        else:
-            in_tier, tier = 1, ref.tier
-        if in_tier >= FAN_IN and is_external:
-            # Its rows are new versions of a few others: a base costs no more than a merge.
-            return Compaction("base", len(files), 0)
-        if in_tier >= FAN_IN:
-            merge = Compaction("merge", count, tier + 1)
-    return merge
+    """Return the compaction that is due for these files of a backend."""
+    return Rules(backend).due(files)
 
 
-def _is_whole(files: Sequence[FileRef], backend: str) -> bool:
+def _is_whole(files: Sequence[FileRef], kind: str) -> bool:
     """True if the oldest file, a delta, is as good as a base."""
-    return bool(files) and files[0].length >= WHOLE_BYTES_MIN and kind_of(backend) == "heap"
+    return bool(files) and files[0].length >= WHOLE_BYTES_MIN and kind == "heap"

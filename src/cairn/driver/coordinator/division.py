@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cairn.driver.coordinator.compaction import due
+from cairn.driver.coordinator.compaction import Rules
 from cairn.driver.coordinator.ranges import lists_for, pieces_of, ranges_for, shared_range
 from cairn.key_groups import Starts, groups_of, starts_within
 from cairn.protocol.messages import Compaction, Part, Piece
@@ -119,18 +119,19 @@ class Division:
 
     def compactions(self, backend: str) -> dict[str, dict[int, Compaction]]:
         """Return the compactions that are due, per state and subtask."""
-        return {
-            uid: {
+        keyed, others = Rules(backend), Rules("heap")
+        found = {}
+        for uid, ranges in self.ranges.items():
+            rules = keyed if self._states[uid].scope == "keyed" else others
+            found[uid] = {
                 subtask: compaction
                 for subtask, each in enumerate(ranges)
-                if (compaction := self._due(uid, each, backend)) is not None
+                if (compaction := self._due(uid, each, rules)) is not None
             }
-            for uid, ranges in self.ranges.items()
-        }
+        return found
 
-    def _due(self, uid: str, wanted: RangeState, backend: str) -> Compaction | None:
-        is_keyed = self._states[uid].scope == "keyed"
-        compaction = due(wanted.files, backend if is_keyed else "heap")
+    def _due(self, uid: str, wanted: RangeState, rules: Rules) -> Compaction | None:
+        compaction = rules.due(wanted.files)
         if compaction is None or compaction.kind == "base":
             return compaction
         # Right after a change of ranges the parent has other ranges: merged an epoch later.

@@ -7,6 +7,7 @@ figures together.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from types import MappingProxyType
 
 import msgspec
@@ -14,7 +15,7 @@ import msgspec
 from cairn.driver.coordinator.alignment import alignment_ms, level_alignment_ms
 from cairn.metrics import UserMetrics, add_metrics, merge_subtasks
 from cairn.protocol.letters import SAMPLE_MAX
-from cairn.protocol.messages import Ack, Begin, Compacted, Report
+from cairn.protocol.messages import Ack, Begin, Compacted, OperatorAck, Report
 from cairn.protocol.spec import JobSpec
 from cairn.report.epoch import (
     NOTHING_MEASURED,
@@ -64,6 +65,8 @@ def user_of(rounds: Sequence[Sequence[Report]]) -> dict[str, UserMetrics]:
     """Return the metrics of each operator's function, over all subtasks and rounds."""
     found: dict[str, UserMetrics] = {}
     for reports in rounds:
+        if not any(report.user for report in reports):
+            continue
         counted: dict[str, list[UserMetrics]] = {}
         for report in latest(reports):
             for uid, user in report.user.items():
@@ -77,6 +80,8 @@ def letters_of(rounds: Sequence[Sequence[Report]]) -> dict[str, list[LetterSampl
     """Return per operator a few of the rows that were put aside, of all subtasks and rounds."""
     found: dict[str, list[LetterSample]] = {}
     for reports in rounds:
+        if not any(report.letters for report in reports):
+            continue
         for report in sorted(latest(reports), key=lambda r: (r.level, r.subtask)):
             for uid, sample in report.letters.items():
                 found[uid] = [*found.get(uid, ()), *sample][:SAMPLE_MAX]
@@ -146,17 +151,14 @@ def measure_epoch(
     `sink_rows` are the rows that Spark has counted for sinks that drop them.
     """
     reports = [report for each in rounds for report in each]
-    counted: dict[str, dict[str, int]] = {}
+    acked: dict[str, list[OperatorAck]] = {}
     subtasks: dict[str, dict[int, int]] = {}
     for ack in acks:
         for op in ack.operators:
-            sums = counted.setdefault(op.uid, dict.fromkeys(_SUMMED, 0))
-            for name in _COUNTED:
-                sums[name] += getattr(op, name)
-            sums["entries_changed"] += op.keys_changed
-            sums["delta_bytes"] += 0 if op.delta is None else op.delta.length
+            acked.setdefault(op.uid, []).append(op)
             rows = subtasks.setdefault(op.uid, {})
             rows[ack.subtask] = rows.get(ack.subtask, 0) + op.rows_in
+    counted = {uid: _sum_up(each) for uid, each in acked.items()}
     keys, entries = dict.fromkeys(counted, 0), dict.fromkeys(counted, 0)
     for (uid, _), held in state_held_of(rounds[-1] if rounds else ()).items():
         if uid in counted:
@@ -191,6 +193,14 @@ def measure_epoch(
         published=published,
         sink_rows=_add_counts(sink_rows, *(ack.sink_rows for ack in acks)),
     )
+
+
+def _sum_up(acked: Sequence[OperatorAck]) -> dict[str, int]:
+    """Return the figures of an operator over all subtasks and rounds."""
+    sums = {name: sum(map(attrgetter(name), acked)) for name in _COUNTED}
+    sums["entries_changed"] = sum(op.keys_changed for op in acked)
+    sums["delta_bytes"] = sum(op.delta.length for op in acked if op.delta is not None)
+    return sums
 
 
 def _heat_of(

@@ -51,10 +51,15 @@ def lists_for(
     held = [] if stored is None else stored.ranges
     versions = [each.version for each in held]
     owners = count_owners(state.parallelism, parallelism)
-    # Rows of a broadcast, and lists that are united, put items there again and again.
-    may_be_idle = not state.has_broadcast and not state.is_united
-    is_idle = may_be_idle and any(each != EMPTY_VERSION for each in versions[owners:])
-    is_kept = len(held) == parallelism and not is_idle
+    before = 0 if stored is None else stored.owners
+    if before:
+        # Lists that are split stay where they are if more subtasks get rows than before.
+        is_other = owners < before or (owners > before and state.is_united)
+    else:
+        # Rows of a broadcast, and lists that are united, put items there again and again.
+        may_be_idle = not state.has_broadcast and not state.is_united
+        is_other = may_be_idle and any(each != EMPTY_VERSION for each in versions[owners:])
+    is_kept = len(held) == parallelism and not is_other
     if is_kept or not any(version != EMPTY_VERSION for version in versions):
         return ranges_for(stored, parallelism, group_count)
     number = f"{parallelism}" if owners == parallelism else f"{owners} of {parallelism}"
@@ -78,6 +83,11 @@ def lists_for(
         for subtask in range(parallelism)
         if (groups := groups_of(subtask, parallelism, group_count))
     ]
+
+
+def owners_of(state: ScopedState, parallelism: int) -> int:
+    """Return the number of subtasks that get rows, for lists; 0 for state that has keys."""
+    return count_owners(state.parallelism, parallelism) if state.scope == "subtask" else 0
 
 
 def shared_range(stored: EpochOperator | None, group_count: int) -> RangeState:
@@ -139,24 +149,23 @@ def apply_compaction(before: RangeState, compacted: Compacted) -> RangeState | N
     if (before.first_group, before.group_count) != (compacted.first_group, compacted.group_count):
         return None
     files = before.files
-    ids = [ref.id for ref in files]
-    if compacted.stored.id in ids:
+    if any(ref.id == compacted.stored.id for ref in files):
         return None
     if compacted.kind == "base":
         if any(ref.kind == "base" and ref.last_epoch > compacted.as_of for ref in files):
             return None
         replaced = [ref for ref in files if ref.last_epoch <= compacted.as_of]
-        at = 0
+        older, newer = [], [ref for ref in files if ref.last_epoch > compacted.as_of]
     else:
         count = len(compacted.replaced)
         # By key groups too: after ranges were joined, a file is listed for several pieces.
-        listed = [ref.listing for ref in files]
-        starts = [i for i in range(len(ids)) if tuple(listed[i : i + count]) == compacted.replaced]
-        if not starts:
-            return None
+        listed = tuple(ref.listing for ref in files)
         # They were the last files of the range when they were merged.
-        at = starts[-1]
-        replaced = files[at : at + count]
+        starts = range(len(files) - count, -1, -1)
+        at = next((at for at in starts if listed[at : at + count] == compacted.replaced), None)
+        if at is None:
+            return None
+        older, replaced, newer = files[:at], files[at : at + count], files[at + count :]
     ref = compacted.stored.list_for(
         before.groups,
         tier=compacted.tier,
@@ -165,8 +174,7 @@ def apply_compaction(before: RangeState, compacted: Compacted) -> RangeState | N
         if compacted.kind == "base"
         else max(ref.last_epoch for ref in replaced),
     )
-    kept = [other for other in files if not any(other is gone for gone in replaced)]
-    return msgspec.structs.replace(before, files=[*kept[:at], ref, *kept[at:]])
+    return msgspec.structs.replace(before, files=[*older, ref, *newer])
 
 
 def advance(

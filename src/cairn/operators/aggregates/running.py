@@ -137,7 +137,9 @@ class RunningAggregate(Aggregation):
         declaration: Value[Any] = Value(pa.struct(self._fields))
         states: dict[str, Declaration] = {"aggregates": declaration} | self.sets.declare_state()
         if self.every_ms is not None:
-            states["pending"] = Map("bigint", "boolean")
+            pending: Map[int, bool] = Map("bigint", "boolean")
+            pending.by_time = True
+            states["pending"] = pending
         for name, state in states.items():
             state.name = name
         return states

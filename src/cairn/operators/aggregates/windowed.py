@@ -68,6 +68,8 @@ class WindowAggregate(Aggregation):
     def declare_state(self) -> dict[str, Declaration]:
         declaration: Map[int, Any] = Map("bigint", pa.struct(self._fields))
         declaration.name = "windows"
+        # Early results by the clock look at every open window.
+        declaration.by_time = self.plan.early_ms is None
         return {"windows": declaration} | self.sets.declare_state()
 
     def begin_epoch(self, ctx: BatchContext) -> None:

@@ -57,7 +57,6 @@ from cairn.sinks.files.published import (
 )
 from cairn.sinks.files.spark_list import Listed, Listing, Replacement, SparkList, is_compact
 from cairn.sinks.files.writer import FilesWriter, Target
-from cairn.storage.arrow_store import ArrowStore
 from cairn.storage.store import is_away, is_bucket, open_store
 
 THREADS: Final = 16
@@ -140,11 +139,6 @@ class Files(Sink):
                     f"{self.path!r} has a list of published files (_spark_metadata); Spark ignores "
                     "files that are not in it\n  next: pass listed=True"
                 )
-        elif isinstance(self._store, ArrowStore):
-            raise PlanError(
-                f"listed=True needs a store with put-if-absent, which {self.path!r} lacks\n"
-                "  next: leave listed out; files are then renamed into the folder"
-            )
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in vars(self).items() if k not in _OPENED}

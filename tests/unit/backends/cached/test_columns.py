@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from cairn import state
 from cairn.backends.cached.columns import SpillTable
 from cairn.backends.cached.mapped_rows import MappedRowTable
-from cairn.backends.contract import BaseTarget
+from cairn.backends.contract import BaseCancelledError, BaseTarget
 from cairn.backends.files import open_rows
 from cairn.backends.handles import make_batch_handle, make_batch_table
 from cairn.backends.rocksdb.backend import RocksBackend
@@ -22,10 +23,12 @@ from cairn.backends.timed_rows import TimedRows
 from cairn.key_groups import key_groups
 from cairn.storage.manifest import FileRef
 from cairn.storage.store import Store, open_store
+from tests.backends import make
 
 GROUPS = range(4)
 COUNT = 20_000
 MEMORY_BYTES = 1 << 20
+EPOCHS = itertools.count(9)
 
 
 class Slot:
@@ -48,7 +51,7 @@ class Slot:
     def write_base(self, store: Store, known: tuple[FileRef, ...] = ()) -> FileRef:
         base = self.backend.begin_base({"s": self.table}, GROUPS)
         try:
-            target = BaseTarget(store, 3, "op", 7, str(self.folder), 0, known)
+            target = BaseTarget(store, 3, "op", next(EPOCHS), str(self.folder), 0, known)
             stored = base.write(target, lambda: None)
         finally:
             base.close()
@@ -106,7 +109,7 @@ def test_a_base_has_nothing_of_later_epochs(slot: Slot, store: Store) -> None:
     slot.put(range(COUNT))
     base = slot.backend.begin_base({"s": slot.table}, GROUPS)
     slot.put(range(COUNT), "later ")
-    target = BaseTarget(store, 3, "op", 7, str(slot.folder), 0, ())
+    target = BaseTarget(store, 3, "op", next(EPOCHS), str(slot.folder), 0, ())
     stored = base.write(target, lambda: None)
     base.close()
     ref = stored.list_for(GROUPS, first_epoch=0, last_epoch=7)
@@ -184,3 +187,51 @@ def test_keys_known_to_have_no_entries_are_kept_within_the_memory(tmp_path: Path
         assert slot.table._known_keys.nbytes <= MEMORY_BYTES
     assert slot.handle.of_keys(pa.array([7]))[2].to_pylist() == ["value of 7"]
     slot.backend.close()
+
+
+@pytest.mark.parametrize("kind", ["value", "map"])
+def test_rows_are_counted_once_while_a_base_is_written_and_after_it_was_given_up(
+    kind: str, tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cairn.backends.cached.columns.PIECE_ROWS", 50)
+    monkeypatch.setattr("cairn.backends.versioned.base._STEP_OPS", 20)
+    slot = Slot.__new__(Slot)
+    slot.folder = tmp_path
+    slot.backend = backend = make("sqlite", str(tmp_path / "state"), MEMORY_BYTES)  # type: ignore[assignment]
+    declaration: Any = state.Value("string") if kind == "value" else state.Map("bigint", "string")
+    declaration.name = "s"
+    table: Any = make_batch_table(declaration, pa.int64(), backend, len(GROUPS))
+    table.assign(GROUPS)
+    handle: Any = make_batch_handle(table)
+
+    def put(keys: range) -> None:
+        entries = () if kind == "value" else (pa.array([key % 3 for key in keys]),)
+        handle.put_many(pa.array(keys), *entries, pa.array([f"v{key}" for key in keys]))
+        table.promote()
+
+    put(range(100))
+    slot.table = table
+    slot.write_base(store)
+    table.note_loaded()
+    put(range(50, 400))
+    assert table.count_held().entries == 400
+
+    def give_up() -> None:
+        assert table.count_held().entries == 400, "while it is written"
+        nonlocal passes
+        passes += 1
+        if passes == 4:
+            raise BaseCancelledError
+
+    passes = 0
+    with pytest.raises(BaseCancelledError):
+        base = backend.begin_base({"s": table}, GROUPS)
+        try:
+            base.write(BaseTarget(store, 3, "op", next(EPOCHS), str(tmp_path), 0), give_up)
+        finally:
+            base.close()
+    assert table.count_held().entries == 400, "after it was given up"
+    slot.write_base(store)
+    assert table.count_held() == (400, 400)
+    assert sum(rows for _, rows in slot.backend.describe_states(GROUPS)["s"].counts.values()) == 400
+    backend.close()

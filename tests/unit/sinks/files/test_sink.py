@@ -12,7 +12,7 @@ import pytest
 
 from cairn.errors import CommitError
 from cairn.sinks import list_published
-from cairn.storage.arrow_store import ArrowStore
+from cairn.storage.hdfs_store import HdfsStore
 from cairn.testing import SimulatedCrash, call_at_points
 from tests.places import PLACES
 from tests.places.stage import Stage
@@ -32,9 +32,9 @@ def test_recovery_removes_what_a_slot_killed_in_the_middle_of_a_file_left(
     store = place.slot._store  # type: ignore[attr-defined]
     with contextlib.ExitStack() as patches:
         # The file is written, and the process gone before it has its name.
-        if isinstance(store, ArrowStore):
-            patches.enter_context(mock.patch.object(store, "_rename", killed))
-            patches.enter_context(mock.patch.object(store._fs, "delete_file", killed))
+        if isinstance(store, HdfsStore):
+            patches.enter_context(mock.patch.object(store._client, "rename", killed))
+            patches.enter_context(mock.patch.object(store._client, "delete", killed))
         else:
             patches.enter_context(mock.patch("os.replace", killed))
             patches.enter_context(mock.patch("os.unlink", killed))
