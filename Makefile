@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-BENCHMARKS := keyed_count epoch_overhead first_epoch state_growth windows aggregates skew ttl flink nexmark rescale async_base incremental recovery failover alignment chaining sinks latency query read_state metrics scale autoscale
+BENCHMARKS := keyed_count epoch_overhead first_epoch state_growth windows aggregates skew ttl flink nexmark rescale async_base incremental recovery external failover alignment chaining sinks latency query read_state metrics scale autoscale
 
 .DEFAULT_GOAL := help
 .PHONY: help venv check test soak spark-versions bench demo docs clean

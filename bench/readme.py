@@ -15,6 +15,9 @@ NEXMARK_START = "<!-- nexmark: written by bench/readme.py from bench/results -->
 NEXMARK_END = "<!-- /nexmark -->"
 FAILOVER_START = "<!-- failover: written by bench/readme.py from bench/results -->"
 FAILOVER_END = "<!-- /failover -->"
+EXTERNAL_PAGE = HERE.parent / "docs" / "operations" / "external-state.md"
+EXTERNAL_START = "<!-- external: written by bench/readme.py from bench/results -->"
+EXTERNAL_END = "<!-- /external -->"
 
 Row = tuple[str, ...]
 
@@ -401,6 +404,45 @@ def _table(head: Row, rows: list[Row]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def external() -> str:
+    """Return the tables of state in databases: starts by number of keys, and throughput."""
+    if not (HERE / "results" / "external.json").exists():
+        return "Not measured yet."
+    found = result("external")
+    tables = []
+    if found["starts"]:
+        head = ("state", "start", "rollback by 10 epochs", "rescale 2 to 4", "rows read (deltas)")
+        rows = [
+            (
+                f"{case['backend']}, {_millions(case['keys'])} keys",
+                *(f"{case[fact]:.2f} s" for fact in ("start_s", "rollback_s", "rescale_s")),
+                _rows_read(case),
+            )
+            for case in found["starts"]
+        ]
+        tables.append(_table(head, rows))
+    if found["throughput"]:
+        cases = {"cached": "all keys in memory", "zipf": "memory for a tenth, Zipf keys"}
+        rows = [
+            (
+                cases[case["case"]],
+                case["backend"],
+                f"{case['rows_per_s']:,} rows/s",
+                f"{case['of_rocksdb']:.1%}",
+            )
+            for case in found["throughput"]
+        ]
+        tables.append(_table(("keys", "state", "throughput", "of RocksDB"), rows))
+    return "\n\n".join(tables)
+
+
+def _rows_read(case: dict[str, Any]) -> str:
+    """Return the rows of state that were read before the first epoch, and those of its deltas."""
+    if "rows_read_beforehand" not in case:
+        return "-"
+    return f"{case['rows_read_beforehand']:,.0f} ({case['rows_of_deltas']:,.0f})"
+
+
 def nexmark() -> str:
     """Return the table of Nexmark: a column per query, better and worse."""
     heap, disk = result("nexmark"), result("nexmark_rocksdb")
@@ -440,6 +482,8 @@ def main() -> None:
         if FAILOVER_START in text:
             text = fill_in(text, failovers(), FAILOVER_START, FAILOVER_END)
         path.write_text(text)
+    page = fill_in(EXTERNAL_PAGE.read_text(), external(), EXTERNAL_START, EXTERNAL_END)
+    EXTERNAL_PAGE.write_text(page)
 
 
 if __name__ == "__main__":

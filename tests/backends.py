@@ -1,30 +1,47 @@
-"""The backends that suites run over: those of `BACKENDS`, and those in real servers."""
+"""The backends that suites run over: those of `BACKENDS`, those in real servers, and an example."""
 
 from __future__ import annotations
 
+import atexit
+import functools
 import itertools
+import shutil
 import tempfile
 from typing import Any
 
 from cairn.backends import BACKENDS, Backend, BaseTarget, make_backend
 from cairn.backends.cached.backend import CachedBackend
-from cairn.backends.postgres.backend import PostgresBackend
-from cairn.backends.redis.backend import RedisBackend
+from cairn.backends.cached.outside import OutsideBackend
 from cairn.backends.rocksdb.backend import RocksBackend
 from cairn.storage.files import StateFile
 from cairn.storage.store import open_store
 from tests import servers
+from tests.sqlite_versions import SCHEME, register
 
 _epochs = itertools.count(2)
 SERVERS = ["postgres", "redis"]
-ALL = [*BACKENDS, *SERVERS]
+VERSIONED = ["postgres", "sqlite"]
+OUTSIDE = [*SERVERS, "sqlite"]
+"""Databases that are not in the slot."""
+ALL = [*BACKENDS, *OUTSIDE]
+register()
 
 
 def backend_name(name: str) -> str:
     """Return what `job.start(backend=)` takes: of a server the URL of its database."""
     if name == "redis":
         return servers.redis_server().url
+    if name == "sqlite":
+        return _sqlite_url()
     return servers.state_database() if name == "postgres" else name
+
+
+@functools.cache
+def _sqlite_url() -> str:
+    """The URL of a file that all jobs of a test process share."""
+    folder = tempfile.mkdtemp(prefix="sqlite")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return f"{SCHEME}://{folder}/state.db"
 
 
 def make(name: str, directory: str, memory_bytes: int, **facts: Any) -> Backend:
@@ -33,7 +50,7 @@ def make(name: str, directory: str, memory_bytes: int, **facts: Any) -> Backend:
 
 def take_to_database(backend: Backend, groups: range = range(128)) -> None:
     """Write everything where the backend has a database, and drop it from memory."""
-    if isinstance(backend, PostgresBackend | RedisBackend):
+    if isinstance(backend, OutsideBackend):
         write_base(backend, groups=groups)
     elif isinstance(backend, RocksBackend):
         backend.flush()

@@ -14,7 +14,7 @@ import signal
 import pytest
 from hypothesis import settings
 
-EXAMPLES = int(os.environ.get("CAIRN_EXAMPLES", "10"))
+EXAMPLES = int(os.environ.get("CAIRN_EXAMPLES", "7"))
 
 # Machines are shared: how long an example takes says nothing about it.
 settings.register_profile("cairn", deadline=None, max_examples=EXAMPLES)

@@ -14,6 +14,17 @@ def for_soak(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.soak)
 
 
+def one_in(count: int, cases: Sequence[Any], first: int = 0) -> list[Any]:
+    """Return all cases: of `count` that would be tested one is, the rest is for `make soak`."""
+    number = itertools.count()
+    found = []
+    for case in cases:
+        made = case if hasattr(case, "marks") else pytest.param(case)
+        is_tested = bool(made.marks) or next(number) % count == first
+        found.append(made if is_tested else for_soak(*made.values))
+    return found
+
+
 def in_turn(each: Sequence[Any], *others: Sequence[Any]) -> list[Any]:
     """Return every combination; of each first value one, with the other values in turn, is tested.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -111,6 +112,15 @@ class RedisServer:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    def pause(self) -> None:
+        """Let it hang: it takes connections and answers nothing."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     def start(self, *, is_empty: bool = False) -> None:
         """Start it with what its append-only file has, or with nothing."""

@@ -46,6 +46,8 @@ from cairn.plan.graph import (
 from cairn.plan.key_columns import KeyColumns, has_expressions
 from cairn.plan.loops import check_feedback
 from cairn.plan.rows import add_rows_nodes, take_errors
+from cairn.plan.select_plan import plan_select
+from cairn.plan.selects import are_behind_operators
 from cairn.protocol.letters import SCHEMA as LETTERS
 from cairn.sinks.base import Sink
 from cairn.state import Declaration, TTLLike
@@ -74,7 +76,7 @@ class Stream:
         Event time follows its column, also under another name. A transform that drops the column
         drops the event time: declare another one with `.event_time(column)`.
         """
-        from cairn.plan.frames import plan_transform
+        from cairn.plan.frames import plan_transform, unreadable_rows
 
         job = self._job
         time = unite_times(job._nodes, self._ports)
@@ -83,8 +85,18 @@ class Stream:
         schema = planned.schema
         name = f"transform:{len(job._nodes)}"
         column = keep_time(job._nodes, self._ports, schema) or planned.time
+        select = None
+        if are_behind_operators(job._nodes, self._ports):
+            rows = unreadable_rows(job._spark(), self.schema)
+            select = plan_select(rows, function, self.schema, schema)
         job._nodes[name] = TransformNode(
-            name, self._ports, function, schema, column, calls_python=planned.calls_python
+            name,
+            self._ports,
+            function,
+            schema,
+            column,
+            calls_python=planned.calls_python,
+            select=select,
         )
         return Stream(job, (Port(name),), schema)
 

@@ -120,14 +120,19 @@ def test_pages_that_are_open_follow_a_lead_that_is_lost_and_comes_back(
     run: Served, open_page: OpenPage
 ) -> None:
     page = open_page(run.url)
-    page.locator(".tiles").wait_for()
+    page.locator(".pulse.is-live").wait_for()
     run.see(waits(HOT, leader=None), "standby", is_waiting=True)
     page.get_by_role("heading", name="Nobody leads the job").wait_for()
     page.get_by_text("Nobody is known to lead the job.").wait_for()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url.removeprefix(run.url)))
+    with page.expect_request("**/api/leader"):
+        pass
+    assert set(asked) == {"/api/leader"}, "nobody would answer anything else"
     run.see(DRIVERS, "running", is_waiting=False)
     page.locator(".tiles").wait_for()
     page.locator(".pulse.is-live").wait_for()
-    # While nobody leads, what the page asks for is refused, and the browser notes it.
+    # What is under way when the lead is lost is refused, and the browser notes it.
     page.complaints[:] = [each for each in page.complaints if "503" not in each]
 
 

@@ -168,6 +168,11 @@ class Host:
                     found.append(process)
         return found
 
+    @property
+    def first(self) -> psutil.Process:
+        """The process that has the number 1 on this host."""
+        return self._first
+
     def running(self, *words: str) -> list[psutil.Process]:
         """Return its processes whose command has all these words."""
         found = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,16 @@ from tests.spark.support import eventually
 
 def both(hosts):
     return hosts == {"w1", "w2"}
+
+
+def test_the_worker_of_a_host_without_an_init_is_its_process_1(cluster):
+    """It collects no processes that are left to it, as nothing does in many containers."""
+    first = cluster.hosts.hosts["w2"].first
+    status = Path(f"/proc/{first.pid}/status").read_text().splitlines()
+    (numbers,) = [line.split()[1:] for line in status if line.startswith("NSpid:")]
+    assert numbers[-1] == "1"
+    assert first.name() == "java" and "org.apache.spark.deploy.worker.Worker" in first.cmdline()
+    assert cluster.hosts.hosts["w1"].first.name() == "bash"
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from cairn.driver.coordinator.leadership import Grant, Leadership, Member, open_leadership
 from cairn.errors import CommitConflictError, CommitUnknownError
@@ -65,9 +65,13 @@ class Place(ABC):
         self.links.append(self.link(lease_s))
         return self.links[-1]
 
-    def close(self) -> None:
+    def mend(self) -> None:
         for link in self.links:
             link.mend()
+
+    def close(self) -> None:
+        self.mend()
+        for link in self.links:
             link.close()
 
 
@@ -174,6 +178,17 @@ class InKubernetes(Place):
 class Driver(threading.Thread):
     """Campaigns, takes over and publishes epochs while it leads; again if `repeats`."""
 
+    started: ClassVar[list[Driver]] = []
+
+    @classmethod
+    def end_all(cls) -> None:
+        """End those of a test: a thread that campaigns on would slow down all later tests."""
+        for driver in cls.started:
+            driver.stop.set()
+        for driver in cls.started:
+            driver.join(30)
+        cls.started.clear()
+
     def __init__(
         self, group: Leadership, identity: str, store: Store, *, repeats: bool = False, **facts: Any
     ) -> None:
@@ -186,6 +201,7 @@ class Driver(threading.Thread):
         self.term = 0
         self.published = 0
         self._repeats = repeats
+        self.started.append(self)
         self.start()
 
     def run(self) -> None:

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,16 @@ from tests.marks import for_soak
 from tests.zookeeper import Ensemble, ZooKeeper
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_client_outlives_its_group() -> Iterator[None]:
+    """One that tried to connect for ever would slow down all later tests."""
+    before = set(threading.enumerate())
+    yield
+    wait_for(
+        lambda: not [t for t in threading.enumerate() if "zk_loop" in t.name and t not in before]
+    )
+
+
 @pytest.fixture(scope="module")
 def zookeeper() -> Iterator[ZooKeeper]:
     server = ZooKeeper()
@@ -56,13 +67,17 @@ def places(zookeeper: ZooKeeper, tmp_path: Path) -> Iterator[list[Place]]:
     ]
     yield made
     for place in made:
+        place.mend()
+    Driver.end_all()
+    for place in made:
         place.close()
         check_log(place.store, type(place).__name__)
 
 
 @pytest.fixture
-def store() -> Store:
-    return open_store("memory:")
+def store() -> Iterator[Store]:
+    yield open_store("memory:")
+    Driver.end_all()
 
 
 def lead(link: Link, identity: str, store: Store) -> Driver:
@@ -368,7 +383,7 @@ def test_an_ensemble_that_loses_one_server_still_grants_the_lead(store, lost: in
         wait_for(lambda: len(groups[0].waiting()) == 1)
         ensemble.servers[lost].stop()
         before = one.published + two.published
-        wait_for(lambda: one.published + two.published > before + 100, 60)
+        wait_for(lambda: one.published + two.published > before + 30, 60)
         wait_for(lambda: len(groups[0].waiting()) == 1, 60)
         leading, other = (one, two) if one.leads.is_set() else (two, one)
         leading.grant.resign(to=other.identity)

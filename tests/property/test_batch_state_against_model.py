@@ -25,7 +25,7 @@ from cairn.key_groups import key_groups
 from cairn.storage.files import encode_segment
 from cairn.types import parse_type
 from cairn.types.codec import codec
-from tests.backends import make, write_base
+from tests.backends import OUTSIDE, make, write_base
 
 GROUP_COUNT = 8
 NONE = st.none()
@@ -95,7 +95,7 @@ class Subject:
             delta.validate(full=True)
             self.deltas.append(delta)
         self.table.promote()
-        if self.backend_name in ("postgres", "redis"):
+        if self.backend_name in OUTSIDE:
             write_base(self.backend, groups=range(GROUP_COUNT))
             self.table.promote()
 
@@ -240,6 +240,7 @@ KINDS = {
     "spilled": ("rocksdb", 400),
     "postgres": ("postgres", 400),
     "redis": ("redis", 400),
+    "sqlite": ("sqlite", 400),
 }
 """Backend and memory."""
 LIMITS = settings(suppress_health_check=list(HealthCheck))

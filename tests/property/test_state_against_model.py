@@ -45,7 +45,7 @@ from cairn.storage.verify import verify
 from cairn.testing import ManualClock
 from cairn.types import parse_schema, parse_type
 from cairn.types.codec import codec
-from tests.backends import SERVERS, backend_name, make, take_to_database
+from tests.backends import OUTSIDE, backend_name, make, take_to_database
 from tests.marks import for_soak
 from tests.simulation.cluster import Cluster, Trouble
 from tests.simulation.world import stored_state
@@ -317,7 +317,7 @@ class Tables:
         *(
             (type_, backend) if type_ == "string" else for_soak(type_, backend)
             for type_ in TYPES
-            for backend in SERVERS
+            for backend in OUTSIDE
         ),
     ],
 )
@@ -489,8 +489,8 @@ def small_limits() -> Iterator[None]:
     ("columns", "backend"),
     [
         *((columns, backend) for columns in KEY_COLUMNS for backend in BACKENDS),
-        *((next(iter(KEY_COLUMNS)), backend) for backend in SERVERS),
-        *(for_soak(columns, each) for columns in list(KEY_COLUMNS)[1:] for each in SERVERS),
+        *((next(iter(KEY_COLUMNS)), backend) for backend in OUTSIDE),
+        *(for_soak(columns, each) for columns in list(KEY_COLUMNS)[1:] for each in OUTSIDE),
     ],
 )
 @settings(suppress_health_check=[HealthCheck.too_slow])

@@ -35,7 +35,15 @@ from cairn.plan.deploy import incoming
 from cairn.plan.graph import Edge, Graph, Level, Port
 from cairn.process_identity import ProcessIdentity, identify
 from cairn.protocol.envelope import Envelope
-from cairn.protocol.messages import Ack, Begin, Report, Token, ack_encoder, report_decoder
+from cairn.protocol.messages import (
+    Ack,
+    Begin,
+    Report,
+    Slice,
+    Token,
+    ack_encoder,
+    report_decoder,
+)
 from cairn.protocol.parts import read_part
 from cairn.protocol.spec import JobSpec
 from cairn.slot.level import LevelRuntime, StaleTokenError
@@ -134,9 +142,12 @@ class Cluster:
         self.slots.pop(number, None)
 
     def execute(self, sources: Mapping[str, pa.StructArray], begin: Begin) -> Outcome:
-        """One attempt at an epoch, or a round of it: rounds after the first have no input."""
-        if begin.execution.round:
-            sources = {}
+        """One round of an attempt; one without a slice of the batch has no input."""
+        sources = {
+            name: rows.slice(*_stretch(len(rows), begin.slice))
+            for name, rows in sources.items()
+            if begin.slice is not None
+        }
         lanes: dict[int, list[pa.StructArray]] = {
             edge.index: [sources[port.node] for port in edge.inputs if port.node in sources]
             for edge in self.graph.edges
@@ -178,7 +189,9 @@ class Cluster:
         if self.trouble.random.random() < 0.5:
             try:
                 slot.compactor.work()
-            except SimulatedCrash:
+            except SimulatedCrash as crash:
+                if not crash.point.startswith("slot."):
+                    raise
                 self.kill(number)
                 return []
         found = slot.level(level.index)
@@ -299,6 +312,12 @@ class Cluster:
         with pytest.raises(StaleTokenError):
             runtime.finish(old)
         runtime.abandon(old)
+
+
+def _stretch(count: int, slice: Slice) -> tuple[int, int]:
+    """The first row of a slice, and their number."""
+    size = -(-count // slice.count)
+    return min(slice.index * size, count), size
 
 
 def _batch(level: Level, edge: Edge, groups: Any, rows: pa.StructArray) -> pa.RecordBatch:

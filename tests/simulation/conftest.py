@@ -6,6 +6,7 @@ import pytest
 
 from cairn.driver.coordinator import compaction, epoch
 from cairn.protocol import parts
+from cairn.slot import records
 from cairn.storage import manifest, source_logs
 
 
@@ -18,3 +19,5 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "INLINE_BYTES_MAX", 400)
     monkeypatch.setattr(manifest, "FULL_EVERY", 5)
     monkeypatch.setattr(source_logs, "LINES_BYTES_MAX", 120)
+    # A few rows of a batch are processed while the state of the next ones is read.
+    monkeypatch.setattr(records, "AHEAD_ROWS", 3)

@@ -12,10 +12,9 @@ import pytest
 
 from cairn.backends import BaseTarget
 from cairn.backends.files import drop_external
-from cairn.backends.postgres.collection import VersionCollector
-from cairn.backends.postgres.files import verify_postgres_base
-from cairn.backends.postgres.layout import schema_of
-from cairn.backends.postgres.writer import FencedError
+from cairn.backends.versioned.collection import VersionCollector
+from cairn.backends.versioned.contract import FencedError, place_of
+from cairn.backends.versioned.index import FORMATS, verify_base
 from cairn.errors import RestoreError
 from cairn.snapshots import EpochReader
 from cairn.snapshots.rollback import rollback
@@ -23,17 +22,13 @@ from cairn.storage.log import Log, read_job
 from cairn.storage.removal import delete_checkpoint
 from cairn.storage.retention import files_of
 from cairn.storage.verify import verify
-from cairn.testing import SimulatedCrash, call_at_points
 from tests import servers
-from tests.backends import backend_name
+from tests.backends import VERSIONED, backend_name
 from tests.marks import for_soak
 from tests.simulation.test_branch import branched_world
-from tests.simulation.test_exactly_once import POINTS, survive
 from tests.simulation.test_rollback import model_of
 from tests.simulation.world import Driver, World, stored_state
 from tests.unit.snapshots.jobs import by_key, start_from, take
-
-ALL_POINTS = [*POINTS, "slot.rows.applied"]
 
 
 @pytest.fixture(autouse=True)
@@ -41,16 +36,16 @@ def bases_after_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAIRN_BASE_RATIO", "0")
 
 
-def made_world(folder: Path, seed: int = 7) -> World:
+def made_world(folder: Path, seed: int = 7, backend: str = "postgres") -> World:
     folder.mkdir(exist_ok=True)
-    return World(seed, folder, backend=backend_name("postgres"))
+    return World(seed, folder, backend=backend_name(backend))
 
 
 def query(world: World, text: str) -> list[Any]:
     job = read_job(world.store)
     assert job is not None
     with psycopg.connect(world.backend, autocommit=True) as connection:
-        found = connection.execute(text.replace("{s}", schema_of(job.job_id)))  # type: ignore[arg-type]
+        found = connection.execute(text.replace("{s}", place_of(job.job_id)))  # type: ignore[arg-type]
         return found.fetchall() if found.description else []
 
 
@@ -59,14 +54,14 @@ def check_all_kept(world: World) -> None:
     log = Log(world.store)
     for epoch in log.lineage():
         assert stored_state(world.store, world.graph(), epoch) == model_of(world, epoch).state()
-    report = verify(world.store, checkers={"postgres": verify_postgres_base})
+    report = verify(world.store, checkers=dict.fromkeys(FORMATS, verify_base))
     assert report.ok, report.damage
 
 
 def has_external_base(world: World) -> bool:
     newest = world.newest()
     assert newest is not None
-    return any(file.format == "postgres" for file in files_of(newest))
+    return any(file.format in FORMATS for file in files_of(newest))
 
 
 def collect(world: World, driver: Driver) -> int:
@@ -76,51 +71,12 @@ def collect(world: World, driver: Driver) -> int:
 
 
 @pytest.mark.parametrize(
-    "point",
-    [(p if p in ("driver.manifest.written", "slot.base.begun", "slot.base.written",
-      "slot.rows.applied", "slot.restored") else for_soak(p)) for p in ALL_POINTS],
-)  # fmt: skip
-def test_a_crash_at_any_point_changes_nothing_with_state_in_a_database(
-    point: str, tmp_path: Path
-) -> None:
-    world = made_world(tmp_path / "w")
-    before = Driver(world, parallelism=2)
-    before.start()
-    before.run_batch()
-    before.run_batch()
-    passes = 0
-
-    def crash_once(passed: str) -> None:
-        nonlocal passes
-        if passed == point:
-            passes += 1
-            if passes == 2 or point.startswith(("driver.takeover", "driver.re")):
-                raise SimulatedCrash(point)
-
-    def lead() -> None:
-        driver = Driver(world, parallelism=3)
-        driver.start()
-        for parallelism in (3, 2, 4, 4):
-            driver.rescale(parallelism)
-            driver.run_changed()
-            driver.run_batch()
-
-    with call_at_points(crash_once):
-        survive(lead)
-    assert passes, "the point is not reached"
-    after = Driver(world, parallelism=1)
-    after.start()
-    after.run_batch()
-    world.check_all()
-    assert has_external_base(world)
-    check_all_kept(world)
-
-
-@pytest.mark.parametrize("back", [for_soak(1), 4])
+    ("back", "backend"), [for_soak(1, "postgres"), (4, "postgres"), (4, "sqlite")]
+)
 def test_a_job_rolled_back_sees_nothing_of_the_epochs_that_were_undone(
-    back: int, tmp_path: Path
+    back: int, backend: str, tmp_path: Path
 ) -> None:
-    world = made_world(tmp_path / "w", 21)
+    world = made_world(tmp_path / "w", 21, backend)
     first = Driver(world, parallelism=2, retained_epochs=10)
     first.start()
     for _ in range(6):
@@ -138,9 +94,12 @@ def test_a_job_rolled_back_sees_nothing_of_the_epochs_that_were_undone(
     check_all_kept(world)
 
 
-def test_parent_and_branch_share_rows_and_each_keeps_its_state(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", VERSIONED)
+def test_parent_and_branch_share_rows_and_each_keeps_its_state(
+    backend: str, tmp_path: Path
+) -> None:
     chance = random.Random(3)
-    world = made_world(tmp_path / "parent", 31)
+    world = made_world(tmp_path / "parent", 31, backend)
     parent = Driver(world, parallelism=2, retained_epochs=3)
     parent.start()
     for _ in range(6):
@@ -264,7 +223,7 @@ def test_a_base_that_the_database_lacks_is_damage(tmp_path: Path) -> None:
     for _ in range(2):
         driver.run_batch(9)
     query(world, "drop schema {s} cascade")
-    report = verify(world.store, checkers={"postgres": verify_postgres_base})
+    report = verify(world.store, checkers=dict.fromkeys(FORMATS, verify_base))
     assert not report.ok and "has no schema" in report.damage[0].what
 
 

@@ -16,7 +16,7 @@ from cairn.driver.coordinator.guarantees import Guarantee
 from cairn.errors import CommitConflictError
 from cairn.snapshots.rollback import rollback
 from cairn.testing import SimulatedCrash, call_at_points, crash_points, simulated_crash
-from tests.marks import in_turn
+from tests.marks import in_turn, one_in
 from tests.simulation.test_exactly_once import POINTS, seeds, survive
 from tests.simulation.world import Driver, World
 
@@ -25,6 +25,7 @@ EVERY = 3
 PLACES = [False, True]
 """Spark's folder in the checkpoint, or on the disk of each driver."""
 DRIVER_POINTS = [p for p in crash_points("driver") if p in POINTS or p == "driver.batch.published"]
+CASES = in_turn(DRIVER_POINTS, [1, EVERY], PLACES)
 
 
 def published(world: World) -> Counter[int]:
@@ -99,9 +100,7 @@ def test_exactly_once_with_several_batches_survives_a_crash_at_any_point(
 # At-least-once
 
 
-@pytest.mark.parametrize(
-    ("point", "every", "is_on_driver"), in_turn(DRIVER_POINTS, [1, EVERY], PLACES)
-)
+@pytest.mark.parametrize(("point", "every", "is_on_driver"), one_in(2, CASES))
 def test_at_least_once_repeats_what_followed_the_last_commit_and_loses_nothing(
     point: str, every: int, is_on_driver: bool, tmp_path: Path
 ) -> None:
@@ -142,9 +141,7 @@ def test_state_counts_each_row_once_with_at_least_once(tmp_path: Path) -> None:
 # At-most-once
 
 
-@pytest.mark.parametrize(
-    ("point", "every", "is_on_driver"), in_turn(DRIVER_POINTS, [1, EVERY], PLACES)
-)
+@pytest.mark.parametrize(("point", "every", "is_on_driver"), one_in(2, CASES, first=1))
 def test_at_most_once_loses_what_followed_the_last_commit_and_repeats_nothing(
     point: str, every: int, is_on_driver: bool, tmp_path: Path
 ) -> None:

@@ -37,12 +37,10 @@ from tests.backends import backend_name
 from tests.marks import for_soak
 from tests.servers import RedisServer
 from tests.simulation.test_branch import branched_world
-from tests.simulation.test_exactly_once import POINTS, survive
 from tests.simulation.test_rollback import model_of
 from tests.simulation.world import Driver, Transactional, World, stored_state
 from tests.unit.snapshots.jobs import start_from, take
 
-ALL_POINTS = [*POINTS, "slot.rows.applied"]
 ROW = parse_schema("k long, seq long")
 TAKEN: list[bool] = []
 """Whether Redis had what a restore needed, for each restore of a test."""
@@ -108,86 +106,12 @@ def check_all_kept(world: World, *, is_compared: bool = True) -> None:
         assert checked.groups > 0
 
 
-def lead_through(world: World) -> Callable[[], None]:
-    def lead() -> None:
-        driver = Driver(world, parallelism=3)
-        driver.start()
-        for parallelism in (3, 2, 4, 4):
-            driver.rescale(parallelism)
-            driver.run_changed()
-            driver.run_batch()
-
-    return lead
-
-
 def warm_up(world: World, batches: int = 4, **options: Any) -> Driver:
     driver = Driver(world, parallelism=2, **options)
     driver.start()
     for _ in range(batches):
         driver.run_batch(9)
     return driver
-
-
-@pytest.mark.parametrize(
-    "point",
-    [(p if p in ("driver.manifest.written", "slot.rows.applied", "slot.base.written",
-      "slot.restored") else for_soak(p)) for p in ALL_POINTS],
-)  # fmt: skip
-def test_a_crash_at_any_point_changes_nothing_with_state_in_redis(
-    point: str, tmp_path: Path
-) -> None:
-    world = made_world(tmp_path / "w")
-    warm_up(world)
-    passes = 0
-
-    def crash_once(passed: str) -> None:
-        nonlocal passes
-        if passed == point:
-            passes += 1
-            if passes == 2 or point.startswith(("driver.takeover", "driver.re")):
-                raise SimulatedCrash(point)
-
-    with call_at_points(crash_once):
-        survive(lead_through(world))
-    assert passes, "the point is not reached"
-    after = Driver(world, parallelism=1)
-    after.start()
-    after.run_batch()
-    world.check_all()
-    check_all_kept(world)
-    assert any(TAKEN), "Redis was never used"
-
-
-@pytest.mark.parametrize("is_empty", [True, False])
-@pytest.mark.parametrize(
-    "point",
-    [(p if p in ("driver.manifest.written", "slot.rows.applied", "slot.base.begun")
-      else for_soak(p)) for p in ALL_POINTS],
-)  # fmt: skip
-def test_a_redis_that_is_killed_at_any_point_changes_nothing(
-    point: str, is_empty: bool, tmp_path: Path, own_server: RedisServer
-) -> None:
-    world = made_world(tmp_path / "w", url=own_server.url)
-    warm_up(world)
-    passes = 0
-
-    def kill_once(passed: str) -> None:
-        nonlocal passes
-        if passed == point:
-            passes += 1
-            if passes == 2 or point.startswith(("driver.takeover", "driver.re")):
-                own_server.kill()
-                own_server.start(is_empty=is_empty)
-
-    with call_at_points(kill_once):
-        survive(lead_through(world))
-    assert passes, "the point is not reached"
-    after = Driver(world, parallelism=1)
-    after.start()
-    after.run_batch()
-    after.run_batch()
-    world.check_all()
-    check_all_kept(world)
 
 
 def flush(client: Any, keys: list[bytes]) -> None:

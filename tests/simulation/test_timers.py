@@ -11,9 +11,9 @@ import pytest
 
 from cairn.backends import timer_table
 from cairn.backends.cached.backend import CachedBackend
-from cairn.backends.postgres.files import verify_postgres_base
 from cairn.backends.redis import backend as redis_backend
 from cairn.backends.rocksdb.files import verify_rocksdb_base
+from cairn.backends.versioned.index import verify_base
 from cairn.slot import stored_timers
 from cairn.snapshots.verify_redis import verify_redis
 from cairn.storage.verify import verify
@@ -23,7 +23,7 @@ from tests.simulation.reminders import TimedDriver, TimedWorld
 from tests.simulation.test_exactly_once import seeds, survive
 from tests.simulation.world import stored_state
 
-CHECKERS = {"postgres": verify_postgres_base, "rocksdb": verify_rocksdb_base}
+CHECKERS = {"postgres": verify_base, "rocksdb": verify_rocksdb_base}
 
 
 def check_all(world: TimedWorld) -> None:

@@ -491,6 +491,9 @@ class Driver:
     def _run_without_a_batch(self, position: SparkPosition, is_draining: bool) -> None:
         crash_point("driver.idle.due")
         self.coordinator.run_batch(
-            position, lambda begin: self.cluster.execute({}, begin), is_draining=is_draining
+            position,
+            lambda begin: self.cluster.execute({}, begin),
+            is_draining=is_draining,
+            has_rows=False,
         )
         crash_point("driver.idle.ended")

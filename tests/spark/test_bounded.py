@@ -6,6 +6,7 @@ import pytest
 
 import cairn
 from cairn import Job, KeyedProcess, Process, sinks, state
+from cairn.driver import spark_driver
 from tests.spark.support import epochs, finish, published
 
 ROWS = "k long"
@@ -48,9 +49,12 @@ def seen(folder):
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("is_pinned", [False, True])
 def test_a_bounded_operator_uses_its_first_subtasks_and_keeps_its_state_under_another_bound(
-    spark, make_input, tmp_path
+    spark, make_input, tmp_path, is_pinned, monkeypatch
 ):
+    """Pinned: as on a cluster, rows are joined to the pin table, which has all subtasks."""
+    monkeypatch.setattr(spark_driver, "is_cluster", lambda spark: is_pinned)
     rows = make_input(ROWS).add(*[(k,) for k in range(KEYS)])
     at, first, second = tmp_path / "c", tmp_path / "first", tmp_path / "second"
     job = build(spark, rows, first, few=2)

@@ -7,8 +7,10 @@ import signal
 
 import psutil
 import pytest
+from pyspark.sql import functions as F
 
-from cairn.driver import spark_driver
+from cairn.driver import departures, spark_driver
+from cairn.plan.frames import lay_again, lay_pin
 from cairn.slot.folders import living_slots, run_folder
 from tests.spark.programs import lots
 from tests.spark.programs.ledger import SCHEMA, build, payments
@@ -78,6 +80,38 @@ def test_subtasks_that_crowd_while_an_executor_is_free_are_laid_out_anew(
     assert run._engine.driver.repinned == 2
     assert len(set(run._engine.driver.placement.values())) == 1
     expected.check(tmp_path / "work")
+
+
+@pytest.mark.soak
+def test_subtasks_whose_executor_has_notice_are_laid_out_again_and_nothing_else_changes(
+    spark, tmp_path, monkeypatch
+):
+    """As on a cluster, with a notice before each of the first epochs; slots here stay in use."""
+    expected = Undisturbed(spark, tmp_path / "expected", 4)
+    monkeypatch.setattr(spark_driver, "is_cluster", lambda spark: True)
+    monkeypatch.setattr(spark_driver.SparkDriver, "_executor_count", lambda self: 1)
+    notices = iter(range(1_000))
+    monkeypatch.setattr(
+        spark_driver, "find_departing", lambda spark: lambda: frozenset([str(next(notices) // 2)])
+    )
+    monkeypatch.setattr(departures, "POLL_S", 0.2)
+    job = build(spark, expected.input.folder, tmp_path / "work")
+    at = str(tmp_path / "work" / "checkpoint")
+    with job.start(checkpoint=at, parallelism=2, trigger="available-now") as run:
+        run.wait(60)
+    driver = run._engine.driver
+    assert driver._moves > 1 and driver.repinned == 0
+    again = lay_again(lay_again(lay_pin(spark, 2)))
+    assert "\n+- InMemoryTableScan [pin" in joined(driver._new_session(), again), "not shuffled"
+    expected.check(tmp_path / "work")
+
+
+def joined(session, pin):
+    """The physical plan of rows joined to a pin table, as an epoch plans it."""
+    rows = session.range(8).selectExpr("cast(id % 2 AS int) AS subtask")
+    rows = rows.repartitionById(2, F.col("subtask"))
+    plan = rows.join(pin.hint("shuffle_hash"), F.col("subtask") == F.col("pin"), "right")
+    return plan._jdf.queryExecution().executedPlan().toString()
 
 
 # test_fork.py has it in one process.

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from cairn.driver.coordinator import compaction
+from cairn.slot import compactor
 from cairn.slot.folders import living_slots, runtime_root
 from cairn.snapshots.rollback import rollback
 from cairn.snapshots.verify_redis import verify_redis
@@ -25,7 +26,7 @@ from tests.backends import backend_name
 from tests.marks import for_soak
 from tests.s3 import s3_server
 from tests.spark.live import FILES, Live
-from tests.spark.programs.ledger import SCHEMA, build, payments
+from tests.spark.programs.ledger import SCHEMA, Ledger, build, payments
 from tests.spark.support import Input, Program, by_id, epochs, eventually, finish, published
 from tests.spark.test_crashes import SINKS, Armed, Undisturbed, crash_chains
 
@@ -206,12 +207,19 @@ def test_slots_killed_while_they_restore_for_a_rescale_or_write_bases_change_not
     short.check(tmp_path)
 
 
+class Impatient(Ledger):
+    """Its slots do not wait half a minute after a base that could not be written."""
+
+    def open(self, ctx):
+        compactor.RETRY_AFTER_S = 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("is_empty", [True, for_soak(False)])
 def test_redis_killed_and_started_again_changes_nothing(spark, short, tmp_path, bases, is_empty):
     server = servers.RedisServer()
     try:
-        with Live(spark, tmp_path, backend=server.url) as live:
+        with Live(spark, tmp_path, function=Impatient(), backend=server.url) as live:
             live.feed(3)
             server.kill()
             back = threading.Timer(3, server.start, kwargs={"is_empty": is_empty})

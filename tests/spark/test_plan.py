@@ -36,7 +36,7 @@ def chain(spark, rows, *, event_time=None, transform=False):
     first = source.key_by("k").process(Echo(), schema=ROWS, uid="first")
     first.sink_to(sinks.Noop(), uid="sink")
     if transform:
-        first = first.transform(lambda df: df.where("k > 0"))
+        first = first.transform(lambda df: df.where("abs(k) > 0"))
     second = first.key_by("s").process(Echo(), schema=ROWS, uid="second")
     second.union(source).key_by("k").process(Echo(), schema=ROWS, uid="third")
     return job

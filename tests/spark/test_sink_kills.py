@@ -95,9 +95,9 @@ def test_slot_killed_while_its_sinks_write_leaves_nothing_behind(spark, chain, t
     """Most of what the subtask has for the sinks is with them by then."""
     work = chain(*TARGETS)
     work.events.add(1)
-    work.events.add(1, rows=20_000)
+    work.events.add(1, rows=6_000)
     mark = tmp_path / "died"
-    run_here(spark, work, function=Account(18_000, str(mark)), parallelism=1)
+    run_here(spark, work, function=Account(5_400, str(mark)), parallelism=1)
     assert mark.exists() and attempts(work)[-1] > 1
     clear_up(spark, work)
 

@@ -49,6 +49,7 @@ TOUCHES_SPARK = {
     "plan.frames",
     "plan.parts",
     "plan.pruning",
+    "plan.slices",
     "driver.spark_driver",
     "worker.daemon",
 }

@@ -188,6 +188,16 @@ class Backend(ABC):
     def prefetch(self, groups: Sequence[int], keys: Sequence[Key]) -> None:
         """Prepare to read these keys, each in its key group."""
 
+    def read_ahead(self, groups: Sequence[int], keys: Sequence[Key]) -> None:
+        """Begin to read these keys on another thread. Nothing else is promoted or dropped before
+        `prefetch` was called with the same keys, or `drop_ahead`."""
+
+    def drop_ahead(self) -> None:
+        """Forget the keys that are being read ahead."""
+
+    def prepare_promote(self, name: str, changes: Mapping[int, Mapping[Key, Change]]) -> None:
+        """Prepare to promote these changes of a state, by key group."""
+
     @abstractmethod
     def begin_base(self, tables: Mapping[str, Table], groups: range) -> Base:
         """Fix the present state, to be written. One base at a time."""

@@ -8,6 +8,8 @@ from typing import Protocol, Self
 import pyarrow as pa
 
 from cairn.backends.cached.described import StoredState
+from cairn.backends.versioned.index import FORMATS, VersionedReader
+from cairn.backends.versioned.index import read_index as read_versioned_index
 from cairn.storage.files import open_segment
 from cairn.storage.manifest import FileRef
 from cairn.storage.paths import DATABASES_FOLDER, EXTERNAL_SUFFIX, STATE_FOLDER
@@ -38,10 +40,8 @@ def open_rows(store: Store, ref: FileRef, scratch: str) -> RowsReader:
         from cairn.backends.rocksdb.files import RocksReader
 
         return RocksReader(store, ref, scratch)
-    if ref.format == "postgres":
-        from cairn.backends.postgres.files import PostgresReader
-
-        return PostgresReader(store, ref)
+    if ref.format in FORMATS:
+        return VersionedReader(store, ref)
     return open_segment(store, ref)
 
 
@@ -50,7 +50,7 @@ def drop_external(store: Store) -> list[str]:
     unreached: list[str] = []
     # Not at the top: most checkpoints need no client of a database.
     if any(there.path.endswith(EXTERNAL_SUFFIX) for there in store.list(STATE_FOLDER)):
-        from cairn.backends.postgres.collection import drop_state
+        from cairn.backends.versioned.collection import drop_state
 
         unreached += drop_state(store)
     if any(True for _ in store.list(DATABASES_FOLDER)):
@@ -67,10 +67,8 @@ def group_counts(store: Store, ref: FileRef) -> dict[str, dict[int, int]]:
         from cairn.backends.rocksdb.files import read_index
 
         states = read_index(store, ref).states
-    elif ref.format == "postgres":
-        from cairn.backends.postgres.files import read_index as read_postgres_index
-
-        states = read_postgres_index(store, ref).states
+    elif ref.format in FORMATS:
+        states = read_versioned_index(store, ref).states
     if states:
         return {
             name: {group: rows for group, (_, rows) in entry.counts.items()}

@@ -118,10 +118,12 @@ class Table(ABC):
 
     def promote(self) -> None:
         """Make the changes of the committed epoch part of the rows."""
-        for group in self.groups:
-            if self.changes[group]:
-                self._promote(group, self.changes[group])
-                self.changes[group] = {}
+        changed = {group: self.changes[group] for group in self.groups if self.changes[group]}
+        if changed:
+            self.backend.prepare_promote(self.name, changed)
+        for group, changes in changed.items():
+            self._promote(group, changes)
+            self.changes[group] = {}
 
     def rollback(self) -> None:
         """Drop the changes of the epoch."""

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from cairn.backends.contract import Backend
 from cairn.backends.heap.backend import HeapBackend
+from cairn.backends.versioned.contract import place_of
+from cairn.backends.versioned.kinds import kind_of_url
 from cairn.ids import new_id
 from cairn.storage.environment import read_setting
 
@@ -15,10 +17,6 @@ DEFAULT_MEMORY_BYTES = 512 << 20
 def url_of(backend: str) -> str:
     """Return the backend, or the value of the environment variable that it names: `env:NAME`."""
     return read_setting(backend, "the URL of the backend")
-
-
-def is_postgres(backend: str) -> bool:
-    return url_of(backend).startswith(("postgresql://", "postgres://"))
 
 
 def is_redis(backend: str) -> bool:
@@ -43,19 +41,24 @@ def kind_of(backend: str) -> str:
     """Return the kind of a backend: its name, or that of the database that a URL is of."""
     if is_redis(backend):
         return "redis"
-    return "postgres" if is_postgres(backend) else backend
+    kind = kind_of_url(url_of(backend))
+    return backend if kind is None else kind.name
+
+
+def has_versions(backend: str) -> bool:
+    """True for a database that keeps versions of rows."""
+    return kind_of_url(url_of(backend)) is not None
 
 
 def is_known(backend: str) -> bool:
-    return backend in BACKENDS or kind_of(backend) in ("postgres", "redis")
+    return backend in BACKENDS or is_redis(backend) or has_versions(backend)
 
 
 def check_url(backend: str) -> None:
     """Refuse a URL that cannot be read."""
-    if is_postgres(backend):
-        from cairn.backends.postgres.link import parameters_of
-
-        parameters_of(url_of(backend))
+    kind = kind_of_url(url_of(backend))
+    if kind is not None:
+        kind.address_of(url_of(backend))
     elif is_redis(backend):
         from cairn.backends.redis.link import check_server
 
@@ -73,19 +76,21 @@ def make_backend(
     """Make a backend that may use this directory, which need not exist, and about this memory.
 
     `name` may be the URL of a database, or name an environment variable that has it. The job has
-    a schema of its own there.
+    a place of its own there.
     """
-    if is_postgres(name):
-        # Not at the top: a slot with state elsewhere does not load psycopg.
-        from cairn.backends.postgres.backend import PostgresBackend
+    url = url_of(name)
+    kind = kind_of_url(url)
+    if kind is not None:
+        # Not at the top: a slot with state elsewhere does not load the client of a database.
+        from cairn.backends.versioned.backend import VersionedBackend
 
         job_id = job_id or new_id()
-        return PostgresBackend(
-            directory, memory_bytes, url_of(name), job_id=job_id, operator=operator
-        )
+        label = f"cairn:{job_id[:12]}:{operator}"
+        versions = kind.open(kind.address_of(url), place_of(job_id), label)
+        return VersionedBackend(directory, memory_bytes, versions, operator=operator)
     if is_redis(name):
         from cairn.backends.redis.backend import RedisBackend
 
         job_id = job_id or new_id()
-        return RedisBackend(directory, memory_bytes, url_of(name), job_id=job_id, operator=operator)
+        return RedisBackend(directory, memory_bytes, url, job_id=job_id, operator=operator)
     return BACKENDS[name](directory, memory_bytes)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from cairn.errors import CairnError
-from cairn.storage.manifest import FileRef, JobInfo
+from cairn.storage.manifest import JobInfo
 from cairn.storage.paths import DATABASES_FOLDER, LOG_FOLDER, SAVEPOINT_PATH
 from cairn.storage.removal import is_being_removed
 from cairn.storage.store import NotFoundError, Store, open_store
@@ -182,12 +182,6 @@ def check_savepoint(
 def _checkers() -> dict[str, Any]:
     """For files in other formats than segments."""
     from cairn.backends.rocksdb.files import verify_rocksdb_base
+    from cairn.backends.versioned.index import FORMATS, verify_base
 
-    return {"rocksdb": verify_rocksdb_base, "postgres": _verify_postgres_base}
-
-
-def _verify_postgres_base(store: Store, ref: FileRef) -> None:
-    # Not at the top: most checkpoints need no psycopg.
-    from cairn.backends.postgres.files import verify_postgres_base
-
-    verify_postgres_base(store, ref)
+    return {"rocksdb": verify_rocksdb_base, **dict.fromkeys(FORMATS, verify_base)}

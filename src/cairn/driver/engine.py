@@ -25,6 +25,7 @@ from cairn.driver.changes import Changes
 from cairn.driver.coordinator.epoch import clock_ms
 from cairn.driver.coordinator.publisher import StoppedError
 from cairn.driver.coordinator.ticker import Pace, Ticker
+from cairn.driver.following import message_ahead
 from cairn.driver.history import History
 from cairn.driver.idle import IdleEpochs, Turn
 from cairn.driver.interrupts import call_aside
@@ -133,6 +134,7 @@ class Engine:
         except BaseException:
             self._let_go()
             raise
+        self.driver.watch_departures(lambda: message_ahead(self.coordinator))
         self._ticker = Ticker(self._tick, self._trigger_ms, self.name)
         threading.Thread(target=self._supervise, daemon=True, name=f"cairn-{self.name}").start()
         self._say(
@@ -297,7 +299,10 @@ class Engine:
         self._pace.begin()
         self.changes.apply()
         self.coordinator.run_batch(
-            position, lambda begin: self.driver.execute(rows, begin), is_draining=is_draining
+            position,
+            lambda begin: self.driver.execute(rows, begin),
+            is_draining=is_draining,
+            has_rows=rows is not None,
         )
         self._pace.end()
         was_empty = self.history.is_empty

@@ -1,4 +1,6 @@
-"""A standby's slots at the newest epoch: the log is watched, and each new epoch is followed.
+"""Slots that follow the newest epoch: a standby's, and a leader's that will be used soon.
+
+A standby watches the log and follows each new epoch.
 
 A hot standby sends its slots the versions of each new epoch. They apply the deltas that they lack,
 or restore. A warm standby sends one message without state: Spark has compiled the plan of an epoch
@@ -21,6 +23,7 @@ from cairn.backoff import backoff_s
 from cairn.driver.coordinator.division import Division
 from cairn.driver.coordinator.epoch import Coordinator
 from cairn.driver.coordinator.load import starts_of
+from cairn.key_groups import Starts
 from cairn.logs import logger
 from cairn.protocol.messages import Begin
 from cairn.sinks.base import Execution
@@ -117,23 +120,42 @@ class Follower:
         coordinator = self._coordinator
         parallelism, group_count = coordinator.parallelism, coordinator.spec.group_count
         held = None if newest is None else starts_of(newest, parallelism, group_count)
-        division = Division(newest, coordinator.scoped_states, parallelism, group_count, held or ())
-        return Begin(
-            run_id=coordinator.run_id,
-            term=self._log.read(last).term,
-            epoch=last + 1,
-            execution=Execution(),
-            parent=None if newest is None else newest.number,
-            # State that has expired for this epoch has expired for the first one after it.
-            now_ms=0 if newest is None else newest.now_ms,
-            watermark_ms=None if newest is None else newest.watermark_ms,
-            passed_ms=None if newest is None else newest.passed_ms,
-            parallelism=parallelism,
-            group_count=group_count,
-            inline_bytes_max=0,
-            parts=division.parts({}, coordinator.slots, None),
-            follows=True,
-        )
+        return _message(coordinator, newest, held or (), self._log.read(last).term, last + 1)
 
 
-__all__ = ["Follower"]
+def message_ahead(coordinator: Coordinator) -> Begin | None:
+    """Return the message with which a leader's new slots follow the newest epoch in the log.
+
+    None if there is none. It is older than those of the epoch that may be running.
+    """
+    newest = coordinator.committed
+    if newest is None:
+        return None
+    return _message(coordinator, newest, coordinator.starts, coordinator.term, newest.number)
+
+
+def _message(
+    coordinator: Coordinator, newest: Epoch | None, starts: Starts, term: int, epoch: int
+) -> Begin:
+    parallelism, group_count = coordinator.parallelism, coordinator.spec.group_count
+    division = Division(newest, coordinator.scoped_states, parallelism, group_count, starts)
+    return Begin(
+        run_id=coordinator.run_id,
+        term=term,
+        epoch=epoch,
+        execution=Execution(),
+        parent=None if newest is None else newest.number,
+        # State that has expired for this epoch has expired for the first one after it.
+        now_ms=0 if newest is None else newest.now_ms,
+        watermark_ms=None if newest is None else newest.watermark_ms,
+        passed_ms=None if newest is None else newest.passed_ms,
+        parallelism=parallelism,
+        group_count=group_count,
+        inline_bytes_max=0,
+        parts=division.parts({}, coordinator.slots, None),
+        rescaled_from=coordinator.rescaled_from,
+        follows=True,
+    )
+
+
+__all__ = ["Follower", "message_ahead"]

@@ -26,6 +26,8 @@ from cairn.protocol.messages import End, Report, Token
 TIMEOUT_S: Final = 2.0
 TRIES_MAX: Final = 5
 AT_ONCE_MAX: Final = 32
+STRAYS_AFTER: Final = 2
+"""A slot that read state ahead and was not used in this number of attempts will not be."""
 _ANSWER_BYTES_MAX: Final = 64
 _order_encoder: Final = msgspec.msgpack.Encoder()
 
@@ -51,6 +53,8 @@ class Roster:
         """Per slot left behind: how many orders to end it were lost."""
         self._as_of: Token | None = None
         self._slots: dict[int, SlotInfo] = {}
+        self._strays_after: int | None = None
+        """The attempts to wait for before slots that no report has named are looked for."""
         self._lock = threading.Lock()
 
     def update(self, newest: Sequence[Report], others: Iterable[Report], as_of: Token) -> None:
@@ -64,6 +68,13 @@ class Roster:
             self._as_of = as_of
             left = self._doors.keys() - self._in_use
             self._tries = {slot_id: self._tries.get(slot_id, 0) for slot_id in left}
+            if self._strays_after:
+                self._strays_after -= 1
+
+    def expect_strays(self) -> None:
+        """Slots were started that no attempt may use: after some attempts, look for them."""
+        with self._lock:
+            self._strays_after = STRAYS_AFTER
 
     @property
     def slots(self) -> list[SlotInfo]:
@@ -72,7 +83,7 @@ class Roster:
 
     @property
     def has_left_behind(self) -> bool:
-        return bool(self._tries)
+        return bool(self._tries) or self._strays_after == 0
 
     def end_left_behind(self, scan: Callable[[frozenset[str], Token], None]) -> None:
         """Send orders to the slots that are not in use: to their doors, and if need be by `scan`.
@@ -81,7 +92,10 @@ class Roster:
         """
         with self._lock:
             left, keep, as_of = list(self._tries), self._in_use, self._as_of
-        if not left or as_of is None:
+            has_strays = self._strays_after == 0
+            if has_strays:
+                self._strays_after = None
+        if not (left or has_strays) or as_of is None:
             return
         reached = self._send_to(left, End(as_of))
         self._forget(reached)
@@ -91,7 +105,7 @@ class Roster:
                     self._tries[slot_id] += 1
             given_up = {slot_id for slot_id, tries in self._tries.items() if tries >= TRIES_MAX}
         self._forget(given_up)
-        if len(reached) < len(left):
+        if len(reached) < len(left) or has_strays:
             scan(keep, as_of)
 
     def end_all(self) -> None:

@@ -31,6 +31,7 @@ from cairn.driver.coordinator.batch_limit import BATCH_BYTES_MAX, BatchLimit
 from cairn.driver.coordinator.partials import PartialChoice
 from cairn.driver.coordinator.quiet_collector import pause_collector
 from cairn.driver.coordinator.rounds import Outcome
+from cairn.driver.departures import Departures, find_departing, read_ahead
 from cairn.driver.roster import Roster, SlotInfo
 from cairn.driver.spark_config import BATCH_BYTES, is_cluster, set_epoch_config
 from cairn.driver.spark_failure import as_cairn_error
@@ -40,9 +41,10 @@ from cairn.errors import PlanError
 from cairn.key_groups import Starts
 from cairn.logs import logger
 from cairn.plan.dataframe import Planner
-from cairn.plan.deploy import incoming
+from cairn.plan.deploy import incoming, pickle_function
 from cairn.plan.frames import (
     calls_python,
+    lay_again,
     lay_pin,
     no_input,
     plan_pin,
@@ -54,12 +56,15 @@ from cairn.plan.in_stream import count_rows_of, find_in_stream
 from cairn.plan.measures import Observed
 from cairn.plan.parts import Batch, count_rows, open_batch
 from cairn.plan.pruning import find_read
+from cairn.plan.selects import Selects
+from cairn.plan.slices import SlicedRows
 from cairn.plan.sql import Feed
 from cairn.protocol.lookups import DoorSpec, this_host
 from cairn.protocol.messages import (
     Ack,
     Begin,
     Report,
+    Slice,
     Token,
     ack_decoder,
     begin_encoder,
@@ -72,6 +77,8 @@ from cairn.worker.forward import BEGIN_PROPERTY, Forward
 DESCRIPTION = "spark.job.description"
 START_PATIENCE_S = 10.0
 REHEARSED_BATCHES = 3
+MOVES_CHAINED = 16
+"""A pin table that is laid out again reads the one before. The last of this number reads none."""
 
 
 class _Reports(AccumulatorParam[list[bytes]]):  # type: ignore[misc]
@@ -103,6 +110,7 @@ class SparkDriver:
         self._reports = spark.sparkContext.accumulator([], _Reports())
         self._planner: Planner | None = None
         self._partials = PartialChoice()
+        self._selects = Selects(graph.operators)
         self._batch_limit = _batch_limit(graph)
         self._batch_bytes = BATCH_BYTES_MAX
         self._tasks = SparkTasks(spark.sparkContext)
@@ -127,6 +135,12 @@ class SparkDriver:
         """The one that epochs are planned in, with settings of its own."""
         self._no_input: DataFrame | None = None
         self._in_stream = find_in_stream(graph)
+        self._sliced: SlicedRows | None = None
+        """The rows of the batch at hand, if they are read in slices."""
+        self._departures: Departures | None = None
+        self._next_pin: tuple[Planner, DataFrame] | None = None
+        """A pin table laid out for a planner: the next epoch is the first with it."""
+        self._moves = 0
         self._crowded_epochs = 0
         self.repinned = 0
         is_pinned = self._is_cluster and graph.needs_slots
@@ -135,6 +149,9 @@ class SparkDriver:
     def deploy(self, spec: JobSpec, parallelism: int, starts: Starts = ()) -> None:
         """Plan the epochs to come: with these functions, subtasks and ranges of key groups."""
         self._wait_for_slots()
+        self._spec = spec
+        for uid, function in self._selects.functions().items():
+            spec = spec.with_function(uid, pickle_function(uid, function))
         spec_id, pickled = replace(spec, door=self.door).pickle()
         is_pinned = self._is_cluster and self.graph.needs_slots
         feeds = [
@@ -270,12 +287,61 @@ class SparkDriver:
         return writer.start()
 
     def execute(self, rows: DataFrame | None, begin: Begin) -> Outcome:
-        """One attempt at an epoch: one Spark action. Without `rows` it is one without a batch.
+        """One round of an attempt: one Spark action. Without `rows` it is one without a batch.
 
-        Rounds after the first have none either: they run on what the first one sent back.
+        Rounds without a slice have none either: they run on what the one before sent back.
         """
         with self._acting:
             return self._execute(rows, begin)
+
+    def watch_departures(self, message: Callable[[], Begin | None]) -> None:
+        """From now on read state ahead when executors have notice to end.
+
+        `message` has slots follow the newest epoch; None if there is none.
+        """
+        find = find_departing(self.spark) if self._is_cluster and self.graph.needs_slots else None
+        if find is not None:
+            self._departures = Departures(find, lambda: self.move(message()), name=self.graph.name)
+            self._departures.start()
+
+    def move(self, begin: Begin | None) -> None:
+        """Lay the pin table out again, and have the slots at new places follow an epoch.
+
+        On any thread, while an epoch runs at the old places.
+        """
+        planner, places = self.planner, dict(self.placement)
+        if planner.pin is None or self._started is not None:
+            return  # The first epoch will lay it out.
+        self._moves += 1
+        is_long = self._moves % MOVES_CHAINED == 0
+        pin = lay_pin(self.spark, self.parallelism) if is_long else lay_again(planner.pin)
+        unused, self._next_pin = self._next_pin, (planner, pin)
+        if unused is not None:
+            unused[1].unpersist()
+        if begin is None or begin.parallelism != planner.parallelism:
+            return
+        self.spark.sparkContext.setJobDescription(f"cairn: {self.graph.name}, read ahead")
+        try:
+            moved = read_ahead(pin, planner.forwards, begin, places)
+        finally:
+            self._roster.expect_strays()
+        logger.info(
+            "%d subtasks read their state ahead, as of epoch %d",
+            moved,
+            begin.epoch,
+            extra={"job": self.graph.name},
+        )
+
+    def _use_next_pin(self) -> None:
+        """Continue with the pin table that was laid out during the epoch before, if any."""
+        given, self._next_pin = self._next_pin, None
+        if given is None:
+            return
+        planner, pin = given
+        if planner is self._planner:
+            planner.use_pin(pin)
+        else:
+            pin.unpersist()
 
     def rehearse(self, stop: threading.Event) -> None:
         """Run a few batches of a streaming query that nobody reads, in a folder of its own.
@@ -349,7 +415,7 @@ class SparkDriver:
             context.setLocalProperty(TASK_PROPERTY, None)
 
     def _execute(self, rows: DataFrame | None, begin: Begin) -> Outcome:
-        is_batch = rows is not None and begin.execution.round == 0
+        is_batch = rows is not None and begin.slice is not None
         if rows is None or not is_batch:
             rows = self._no_rows()
         else:
@@ -359,15 +425,24 @@ class SparkDriver:
         if begin.execution.round:
             attempt += f", round {begin.execution.round + 1}"
         before = len(self._reports.value)
-        self.planner.grouped = self._partials.choose(begin.epoch)
+        if not begin.execution.round:
+            self._use_next_pin()
         self._limit_batches(session, begin.execution.attempt)
         failure: Exception | None = None
         try:
+            if begin.execution.round == 0 and self._selects.plan():
+                self.deploy(self._spec, self.parallelism, self.starts)
+            self.planner.grouped = self._partials.choose(begin.epoch)
             with self._message_to_tasks(begin, f"epoch {begin.epoch}{attempt}"):
                 self._wait_for_slots()
+                if is_batch and begin.slice is not None and begin.slice.count > 1:
+                    rows = self._take_slice(rows, begin.slice)
                 acks, observed = self._act(rows, begin, is_batch=is_batch)
         except Exception as error:
             failure = error
+        if self._sliced and (failure or (begin.slice and begin.slice.is_last)):
+            self._sliced.close()
+            self._sliced = None
         if failure is not None:
             raise as_cairn_error(failure, begin.epoch)
         with pause_collector():
@@ -415,6 +490,7 @@ class SparkDriver:
     ) -> tuple[list[Ack], Observed]:
         """Run the Spark action of an attempt where the query has transformed the rows."""
         assert self._in_stream is not None
+        assert self._sliced is None, "only slots that are short of memory divide a batch"
         if not is_batch:
             return _acknowledge(begin), Observed({}, {})
         if self._in_stream.is_current():
@@ -424,6 +500,13 @@ class SparkDriver:
         count_rows(batch, self.planner.planned)
         return _acknowledge(begin), observed
 
+    def _take_slice(self, rows: DataFrame, slice: Slice) -> DataFrame:
+        """Return the rows of a slice. With the first one the batch is computed."""
+        if not slice.index:
+            self._sliced = SlicedRows(rows)
+        assert self._sliced is not None, "a batch is read from its first slice on"
+        return self._sliced.take(slice)
+
     def _limit_batches(self, session: SparkSession, attempt: int) -> None:
         chosen = self._batch_limit.choose(attempt)
         if chosen != self._batch_bytes:
@@ -432,8 +515,10 @@ class SparkDriver:
 
     def _open_batch(self, rows: DataFrame, is_batch: bool) -> Batch:
         count = len(self.graph.sources)
-        if is_batch:
+        if is_batch and self._sliced is None:
             return open_batch(self.spark, rows, count)
+        if is_batch:
+            return Batch(rows, None, [])
         return Batch(rows, [rows] * count, [])  # There are none.
 
     def _sources_ms(self, reports: Sequence[Report]) -> int | None:
@@ -494,9 +579,9 @@ class SparkDriver:
         return None if self._is_cluster else int(self.spark.sparkContext.defaultParallelism)
 
     def _executor_count(self) -> int:
-        # One of them is the driver itself.
+        # One of them is the driver itself. Those that will end get no subtask.
         status = self.spark.sparkContext._jsc.sc().getExecutorMemoryStatus()
-        return int(status.size()) - 1
+        return int(status.size()) - 1 - (self._departures.count if self._departures else 0)
 
     @property
     def slots(self) -> list[SlotInfo]:
@@ -527,6 +612,8 @@ class SparkDriver:
 
     def say_goodbye(self) -> None:
         """End the slots on every executor; those that are not reached end by themselves."""
+        if self._departures is not None:
+            self._departures.stop(START_PATIENCE_S)
         if self._started is not None:
             with suppress(Exception):
                 self._started.result(START_PATIENCE_S)
@@ -534,6 +621,7 @@ class SparkDriver:
             # Also where no subtask is any more.
             self._roster.end_all()
         self._end_slots()
+        self._use_next_pin()
         if self.planner.pin is not None:
             self.planner.pin.unpersist()
 

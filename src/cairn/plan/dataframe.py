@@ -79,6 +79,7 @@ class Planner:
         """`pin`: the pin table; None if there is one executor only."""
         self.graph = graph
         self.parallelism = parallelism
+        self.forwards = list(forwards)
         self._taps = taps(graph)
         self._cuts: list[DataFrame] = []
         """Frames of the epoch planned last that later frames begin with."""
@@ -117,6 +118,12 @@ class Planner:
         assert self.pin is not None, "subtasks are pinned on several executors only"
         self.pin.unpersist(blocking=True)
         self.pin = lay_pin(spark, self.parallelism)
+
+    def use_pin(self, pin: DataFrame) -> None:
+        """Continue with another pin table of the same parallelism."""
+        assert self.pin is not None, "subtasks are pinned on several executors only"
+        self.pin.unpersist()
+        self.pin = pin
 
     def epoch(
         self, rows: DataFrame, parts: Sequence[DataFrame] | None = None, *, observed: bool = True

@@ -42,6 +42,7 @@ from cairn.plan.graph import (
     Port,
     ProcessNode,
     Return,
+    SelectNode,
     SinkNode,
     SourceNode,
     TimeNode,
@@ -158,7 +159,9 @@ def _operator(graph: Graph, node: ProcessNode) -> GraphOperator:
         ]
     return GraphOperator(
         uid=node.uid,
-        function=_describe(function),
+        function=f"transform {_describe(node.select.function)}"
+        if isinstance(node, SelectNode)
+        else _describe(function),
         kind=_kind(function),
         level=graph.level_of(node.uid),
         chained=node.uid in graph.chained,

@@ -42,6 +42,16 @@ class Planned(NamedTuple):
     calls_python: bool
 
 
+def unreadable_rows(spark: SparkSession, schema: pa.Schema) -> DataFrame:
+    """Return rows to plan with: to read one raises an error."""
+    raising = spark.range(1).where("raise_error('a transform reads rows while it plans') IS NULL")
+    # The plan begins here, so that the optimizer sees no more than the columns.
+    rows = raising._jdf.queryExecution().toRdd()
+    planned = spark.createDataFrame([], schema_ddl(schema))._jdf.schema()
+    made = spark._jsparkSession.internalCreateDataFrame(rows, planned, False)
+    return DataFrame(made, spark)
+
+
 def plan_transform(
     spark: SparkSession,
     schema: pa.Schema,
@@ -124,6 +134,14 @@ def lay_pin(spark: SparkSession, parallelism: int) -> DataFrame:
     pin = plan_pin(spark, parallelism)
     pin.count()
     return pin
+
+
+def lay_again(pin: DataFrame) -> DataFrame:
+    """Return a pin table of the same rows, each where it is if its executor still gets tasks."""
+    # A plan of its own, or Spark would take it for the one that is persisted.
+    again = pin.where("pin >= 0").persist()
+    again.count()
+    return again
 
 
 def plan_pin(spark: SparkSession, parallelism: int) -> DataFrame:

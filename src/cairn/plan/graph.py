@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from cairn.errors import PlanError
 from cairn.functions import hooks_of
+from cairn.plan.greatest import keep_greatest
 from cairn.plan.loops import Return, returns_of
 from cairn.plan.nodes import (
     Consumer,
@@ -33,6 +34,7 @@ from cairn.plan.nodes import (
     Port,
     ProcessNode,
     RowsNode,
+    SelectNode,
     SinkNode,
     SourceNode,
     TimeNode,
@@ -42,6 +44,7 @@ from cairn.plan.nodes import (
 )
 from cairn.plan.partials import divide_ports, partials_in_slots, read_parts
 from cairn.plan.ports import bare_ports, port_schema, read_ports, root_ports, unite_schemas
+from cairn.plan.selects import selects_in_slots
 from cairn.plan.times import Times, is_letters, is_text, is_time, keep_time, port_time, unite_times
 
 MAX_GROUP_COUNT = 32768
@@ -226,7 +229,7 @@ def build_graph(
         }
     check_time_nodes(nodes)
     if chaining:
-        nodes = partials_in_slots(nodes)
+        nodes = keep_greatest(partials_in_slots(selects_in_slots(nodes)))
     if not 1 <= group_count <= MAX_GROUP_COUNT:
         raise PlanError(
             f"max_parallelism of job {name!r} must be between 1 and {MAX_GROUP_COUNT}, "
@@ -592,6 +595,7 @@ __all__ = [
     "ProcessNode",
     "Return",
     "RowsNode",
+    "SelectNode",
     "SinkNode",
     "SourceNode",
     "TimeNode",

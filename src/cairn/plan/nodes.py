@@ -15,6 +15,7 @@ import pyarrow as pa
 from cairn.functions import Function, late_tag
 from cairn.operators.aggregates.partial import Partials
 from cairn.operators.rows import RowFunction
+from cairn.plan.select_plan import SelectPlan
 from cairn.sinks.base import Sink
 from cairn.state import Declaration
 
@@ -65,6 +66,8 @@ class TransformNode:
     event_time: str | None
     calls_python: bool = field(default=False, kw_only=True)
     """True if Spark calls Python functions for it, in the stage that its rows are in."""
+    select: SelectPlan | None = field(default=None, kw_only=True, repr=False)
+    """Its plan in slots; None if only Spark can run it."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +173,13 @@ class ProcessNode:
     def keys(self) -> tuple[str, ...]:
         """Names of the key columns in the state: those of the main input."""
         return self.inlets[0].keys
+
+
+@dataclass(frozen=True)
+class SelectNode(ProcessNode):
+    """A transform that runs in the slots that have its rows: see `plan/selects`."""
+
+    select: SelectPlan = field(kw_only=True, repr=False)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ Always true here:
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -97,6 +97,21 @@ class PartsAt(msgspec.Struct, frozen=True, array_like=True):
     record_bytes: int
 
 
+class Slice(msgspec.Struct, frozen=True, array_like=True):
+    """The rows of a batch that a round reads, if they do not fit into memory at once."""
+
+    index: int = 0
+    count: int = 1
+    """The slices of the batch; 1: it is read whole."""
+
+    @property
+    def is_last(self) -> bool:
+        return self.index + 1 == self.count
+
+
+WHOLE: Final = Slice()
+
+
 class Begin(msgspec.Struct, frozen=True):
     """The start of an execution, fixed by the coordinator.
 
@@ -136,6 +151,10 @@ class Begin(msgspec.Struct, frozen=True):
     is_last_round: bool = True
     """True: records that loops send back are stored for the next epoch. False: the next round
     processes them, and only the slot keeps them until then."""
+    slice: Slice | None = WHOLE
+    """The rows of the batch that the round reads; None: none, but records that loops send back."""
+    is_divisible: bool = False
+    """True: a slot that is short of memory may stop the attempt. The next one has more slices."""
 
     def token(self, task_attempt: int = 0) -> Token:
         """Return the token of a task of this execution."""

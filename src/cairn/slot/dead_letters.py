@@ -59,6 +59,7 @@ _OURS: Final = (
     "cairn.backends.packing",
     "cairn.backends.postgres.",
     "cairn.backends.redis.",
+    "cairn.backends.versioned.",
     "cairn.backends.rocksdb.",
     "cairn.storage.",
 )

@@ -48,7 +48,7 @@ from cairn.slot.finishing import Finishing
 from cairn.slot.gather import Rows
 from cairn.slot.heat import cut_zeros
 from cairn.slot.holding import INCOMPLETE, Holding
-from cairn.slot.memory import trim_memory
+from cairn.slot.memory import Room, trim_memory
 from cairn.slot.operator import Operator
 from cairn.slot.parts import Parts
 from cairn.slot.reader import mix_lanes, put_into_lane
@@ -107,6 +107,7 @@ class LevelRuntime:
         compactor: Compactor,
         in_flight: InFlight,
         parts: Parts,
+        room: Room,
     ) -> None:
         self.spec = spec
         self.store = store
@@ -132,6 +133,7 @@ class LevelRuntime:
         self.feedbacks = [Feedback(f, in_flight) for f in spec.feedbacks]
         self._in_flight = in_flight
         self._parts = parts
+        self._room = room
         self._group_count = job.group_count
         self._job_name = job.job_name
         uids = {op.uid for op in spec.operators}
@@ -205,6 +207,7 @@ class LevelRuntime:
                 sink.begin(begin, subtask)
             for feedback in self.feedbacks:
                 feedback.begin(subtask, self._own(feedback.spec, begin, mine, subtask))
+            self._room.begin(begin)
             self.begin_ms = (time.perf_counter() - started) * 1000
             self.process_ms = 0.0
         crash_point("slot.begun")
@@ -416,6 +419,8 @@ class LevelRuntime:
                 else:
                     consumer.write(pa.RecordBatch.from_struct_array(rows))
             self.process_ms += (time.perf_counter() - started) * 1000
+            assert self._begin is not None, "rows follow begin"
+            self._room.check(self._begin)
         crash_point("slot.batch")
 
     def _run_operator(self, operator: Operator, batch: pa.RecordBatch) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice, repeat
 from operator import length_hint
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from cairn.slot.operator import Operator
 
 PREFETCH_KEYS: Final = 1024
+AHEAD_ROWS: Final = 16 * 1024
+"""Rows whose state is read at once, while the rows before them are processed."""
 EVENT_TIME_AT: Final = 3
 """The event time of a row comes after its place, its key group and its key."""
 AGAIN_MAX: Final = 100_000
@@ -57,6 +59,25 @@ FOREVER: Final = 1 << 62
 Kind = Literal["event", "processing"]
 Scope = dict[str, Sequence[Any]]
 """Attributes of the context, with their values row by row."""
+
+
+class Decoded(NamedTuple):
+    """Rows, and what the loop over them needs."""
+
+    gathered: Rows
+    scope: Scope
+    columns: Sequence[Iterable[Any]]
+    inputs: Sequence[int]
+    """The input of each row, in connected streams."""
+
+    @property
+    def keys(self) -> Sequence[Any]:
+        return self.scope["key"]
+
+    @property
+    def groups(self) -> Sequence[int]:
+        return self.scope["group"]
+
 
 IN_BROADCAST = NoKey("process_broadcast()")
 
@@ -161,40 +182,64 @@ class RecordRunner:
 
     def _process(self, gathered: Rows) -> None:
         """Call the function for each row, frame by frame if it has state that is read so."""
-        if not self._operator.context.frame.handles:
-            self._process_some(gathered)
-            return
-        for start in range(0, len(gathered.rows), FRAME_ROWS):
-            # Decoded by the frame, so that values are still in the caches when they are read.
-            self._process_some(gathered.slice(start, FRAME_ROWS))
+        if self._operator.context.frame.handles:
+            for start in range(0, len(gathered.rows), FRAME_ROWS):
+                # Decoded by the frame, so that values are still in the caches when they are read.
+                self._run_decoded(self._decode(gathered.slice(start, FRAME_ROWS)))
+        elif self._prefetches:
+            self._process_ahead(gathered)
+        else:
+            self._run_decoded(self._decode(gathered))
 
-    def _process_some(self, gathered: Rows) -> None:
-        """Call the function for each row."""
+    def _process_ahead(self, gathered: Rows) -> None:
+        """Call the function for each row, while the state of the next rows is being read."""
+        backend = self._operator.backend
+        now = self._decode(gathered.slice(0, AHEAD_ROWS))
+        backend.prefetch(now.groups, now.keys)
+        for start in range(AHEAD_ROWS, len(gathered.rows), AHEAD_ROWS):
+            then = self._decode(gathered.slice(start, AHEAD_ROWS))
+            backend.read_ahead(then.groups, then.keys)
+            try:
+                self._run_decoded(now)
+            except BaseException:
+                backend.drop_ahead()
+                raise
+            backend.prefetch(then.groups, then.keys)
+            now = then
+        self._run_decoded(now)
+
+    def _decode(self, gathered: Rows) -> Decoded:
+        """Return what the loop needs of rows."""
         groups, times, rows = gathered
-        columns, keys = self._read(rows)
-        scope: Scope = {}
+        columns, keys, inputs = self._read(rows)
+        decoded = Decoded(gathered, {}, columns, inputs)
+        scope = decoded.scope
         if self._uses_groups:
             scope["group"] = groups.to_numpy().tolist()
         if self._is_keyed:
-            scope["key"] = keys = list(keys)
+            scope["key"] = list(keys)
         if times is not None:
-            times_us = times.to_numpy()
-            scope["event_time_ms"] = np.floor_divide(times_us, 1000).tolist()
-            if self._reads_row_times:
-                self._operator.context.row_times_us = iter(times_us.tolist())
-        if self._prefetches:
-            self._operator.backend.prefetch(groups.to_numpy().tolist(), list(keys))
-        self._run_rows(gathered, scope, columns)
+            scope["event_time_ms"] = np.floor_divide(times.to_numpy(), 1000).tolist()
+        return decoded
 
-    def _read(self, rows: pa.StructArray) -> tuple[Sequence[Iterable[Any]], Iterable[Any]]:
-        """Return the columns that the loop goes through, and the key of each row."""
+    def _read(
+        self, rows: pa.StructArray
+    ) -> tuple[Sequence[Iterable[Any]], Iterable[Any], Sequence[int]]:
+        """Return the columns that the loop goes through, and the key and input of each row."""
         if self._columns is not None:
             assert isinstance(self._reader, RowReader), "connected rows are tuples"
-            return self._reader.read_columns(rows, self._columns)
+            return *self._reader.read_columns(rows, self._columns), ()
         made, keys = self._reader.read(rows)
-        if isinstance(self._reader, ConnectedReader):
-            self._inputs = iter(self._reader.inputs)
-        return [made], keys
+        inputs = self._reader.inputs if isinstance(self._reader, ConnectedReader) else ()
+        return [made], keys, inputs
+
+    def _run_decoded(self, decoded: Decoded) -> None:
+        """Call the function for each row."""
+        times = decoded.gathered.times
+        self._inputs = iter(decoded.inputs)
+        if times is not None and self._reads_row_times:
+            self._operator.context.row_times_us = iter(times.to_numpy().tolist())
+        self._run_rows(decoded.gathered, decoded.scope, decoded.columns)
 
     def _run_rows(self, gathered: Rows, scope: Scope, columns: Sequence[Iterable[Any]]) -> None:
         """Call the function for each row; with state that is read by frames, they are one."""

@@ -23,7 +23,7 @@ from cairn.slot.compactor import Compactor
 from cairn.slot.feedback import InFlight
 from cairn.slot.holding import Holding
 from cairn.slot.level import LevelRuntime
-from cairn.slot.memory import describe_excess, private_bytes
+from cairn.slot.memory import Room, describe_excess, private_bytes
 from cairn.slot.parts import Parts
 from cairn.slot.sweeper import Sweeper
 from cairn.storage.log import Log
@@ -67,6 +67,7 @@ class Runtime:
             spec = JobSpec.unpickle(data)
             store = self._store or open_checkpoint(spec, token, self._open_url)
             log = Log(store)
+            room = Room(spec.slot_memory_bytes)
             levels = {
                 level.index: LevelRuntime(
                     spec,
@@ -77,6 +78,7 @@ class Runtime:
                     self.compactor,
                     self._in_flight,
                     self._parts,
+                    room,
                 )
                 for level in spec.levels
             }

@@ -90,7 +90,7 @@ class StateFile(msgspec.Struct, frozen=True, gc=False):
     data: bytes | None = None
     path: str | None = None
     offset: int = 0
-    format: Literal["segment", "rocksdb", "postgres"] = "segment"
+    format: Literal["segment", "rocksdb", "postgres", "versions"] = "segment"
     objects: tuple[str, ...] = ()
     """The other objects it is made of, shared with other bases."""
     objects_bytes: int = 0

@@ -78,7 +78,7 @@ class FileRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     last_epoch: int
     first_group: int
     group_count: int
-    format: Literal["segment", "rocksdb", "postgres", "lines"] = "segment"
+    format: Literal["segment", "rocksdb", "postgres", "versions", "lines"] = "segment"
     objects: tuple[str, ...] = ()
     """The other objects it is made of, shared with other bases."""
     objects_bytes: int = 0
@@ -174,6 +174,8 @@ class EpochOperator(msgspec.Struct, frozen=True, kw_only=True):
     parallelism: int
     ranges: list[RangeState]
     scope: Scope = "keyed"
+    owners: int = 0
+    """The number of subtasks that got rows, for lists; 0: it is not known."""
 
 
 def operator_uids(known: Iterable[str], operator: str) -> list[str]:
@@ -298,6 +300,7 @@ class _About(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     states: dict[str, StateDecl]
     parallelism: int
     scope: Scope = "keyed"
+    owners: int = 0
 
 
 class _StoredOperator(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -492,6 +495,7 @@ def _unpack_operator(
         parallelism=about.parallelism,
         ranges=ranges,
         scope=about.scope,
+        owners=about.owners,
     )
 
 
@@ -525,6 +529,7 @@ def _about(operator: EpochOperator) -> _About:
         states=operator.states,
         parallelism=operator.parallelism,
         scope=operator.scope,
+        owners=operator.owners,
     )
 
 

@@ -109,14 +109,24 @@ class Forward:
                 # The kernel has killed it, most likely. Logs show the first line only.
                 used, _, advice = excess.partition("\n")
                 text = f"the slot of subtask {subtask} is gone. It {used}\n{advice}"
-            lost = Failure(
-                "EpochError",
-                text,
-                {"subtask": subtask, "log": str(home.log), "executor": home.executor_label},
-            )
+            facts = {"subtask": subtask, "log": str(home.log), "executor": home.executor_label}
+            lost = Failure("EpochError", text, {**facts, "is_full": bool(excess)})
             raise SubtaskError(pack_failure(lost)) from error
         finally:
             _spare_collector()
+
+    def read_ahead(self, begin: Begin, subtask: int, place: str | None) -> bool:
+        """Have the slot of a subtask here follow an epoch. False if it works here: at `place`."""
+        from pyspark import TaskContext
+
+        home = SlotHome(self.run_id, executor_process(), begin.slot(subtask))
+        if home.executor_label == place:
+            return False
+        task = TaskContext.get()
+        assert task is not None, "slots are called from Spark tasks"
+        token = begin.token(task.taskAttemptId())
+        self._begin(home, Call(token, self.spec_id, self.level, subtask), begin)
+        return True
 
     def check_version(self) -> None:
         """Raise a SubtaskError on an executor with another cairn, which came after the start."""

@@ -241,6 +241,8 @@ def main() -> None:
                     if not options.master.startswith("local["):
                         asked = run.query_many("ledger", "count", ["a0", "a1", "a4"])
                         told["asked"] = [asked.source, asked.epoch, sorted(asked.values)]
+                        measured = run.metrics()
+                        told["restored"] = None if measured is None else measured.restored
                     report(epoch=now, placement=driver.placement, repinned=driver.repinned, **told)
                     if now == options.stop_spark_at:
                         spark.stop()

@@ -169,3 +169,21 @@ def test_at_the_end_every_slot_is_told(slots: Any) -> None:
     second.begun = token(9)
     known.end_all()
     assert first.orders == second.orders == [End()]
+
+
+def test_slots_that_read_ahead_and_were_not_used_are_looked_for_after_some_attempts(
+    slots: Any,
+) -> None:
+    known, scan = Roster(KEY), Scan()
+    used = slots("a")
+    known.update([used.report(0)], (), token(2))
+    known.expect_strays()
+    for number in range(3, 2 + roster.STRAYS_AFTER):
+        known.update([used.report(0)], (), token(number))
+        assert not known.has_left_behind
+    last = token(2 + roster.STRAYS_AFTER)
+    known.update([used.report(0)], (), last)
+    assert known.has_left_behind
+    known.end_left_behind(scan)
+    assert scan.calls == [(frozenset(["a"]), last)] and not used.orders
+    assert not known.has_left_behind

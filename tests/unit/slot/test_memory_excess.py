@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from cairn.errors import EpochError
+from cairn.protocol.messages import Begin
+from cairn.sinks.base import Execution
 from cairn.slot import runtime as runtimes
-from cairn.slot.memory import describe_excess
+from cairn.slot.memory import Room, describe_excess
 from tests.unit.driver.coordinator.leads import Lead
 
 MB = 1 << 20
@@ -59,3 +62,57 @@ def test_a_slot_names_its_states_by_operator(
     held = epoch.metrics.operators["count"].state_entries
     text = f"uses 99 of 100 MiB; largest states: count ({held} entries)"
     assert held and slot.memory_excess().startswith(text)
+
+
+def begin(attempt: int = 0, *, is_divisible: bool = True) -> Begin:
+    return Begin(
+        execution=Execution(0, attempt), is_divisible=is_divisible,
+        run_id="r", term=1, epoch=5, parent=4, now_ms=7, watermark_ms=3, parallelism=2,
+        group_count=2, inline_bytes_max=9,
+    )  # fmt: skip
+
+
+def fill(room: Room, used: list[int], began: Begin, *sizes: int) -> None:
+    used[0] = sizes[0]
+    room.begin(began)
+    for size in sizes[1:]:
+        used[0] = size
+        room.check(began)
+
+
+def test_an_attempt_that_fills_the_memory_is_stopped_if_it_can_be_divided() -> None:
+    used = [0]
+    room = Room(100 * MB, lambda: used[0] * MB)
+    fill(room, used, begin(), 50, 89)
+    fill(room, used, begin(1, is_divisible=False), 50, 99)
+    with pytest.raises(EpochError, match="a slot uses 90 of 100 MiB") as raised:
+        fill(room, used, begin(2), 50, 90)
+    assert raised.value.facts["is_full"]
+
+
+def test_a_task_that_runs_again_is_refused_before_it_reads_rows_and_the_next_attempt_is_not() -> (
+    None
+):
+    used = [0]
+    room = Room(100 * MB, lambda: used[0] * MB)
+    with pytest.raises(EpochError):
+        fill(room, used, begin(), 50, 95)
+    with pytest.raises(EpochError, match="with fewer rows at a time"):
+        room.begin(begin())
+    fill(room, used, begin(attempt=1), 50, 80)
+
+
+def test_all_levels_of_an_execution_count_together() -> None:
+    used = [0]
+    room = Room(100 * MB, lambda: used[0] * MB)
+    fill(room, used, begin(), 50, 84)
+    with pytest.raises(EpochError):
+        fill(room, used, begin(), 84, 91)
+
+
+def test_state_that_fills_the_memory_by_itself_stops_nothing() -> None:
+    """Fewer rows at a time would not help."""
+    used = [0]
+    room = Room(100 * MB, lambda: used[0] * MB)
+    fill(room, used, begin(), 85, 94)
+    fill(Room(0, lambda: used[0] * MB), used, begin(), 85, 1000)

@@ -390,3 +390,23 @@ def test_items_that_are_united_go_to_all_subtasks_of_a_bounded_operator(tmp_path
     job.lead(3)
     feed(job, 4, 3)
     assert job.lists("all") == [[0, 2, 1, 3, 4 + subtask] for subtask in range(3)]
+
+
+def test_items_are_united_again_when_a_restart_changes_the_bound_alone(tmp_path: Path) -> None:
+    job = ScopedJob(tmp_path)
+    job.lead(3)
+    feed(job, 0, 3)
+    assert job.lists("all") == [[0], [1], [2]]
+    job.lead(3, bound=2)
+    job.failures += [job.kill, lambda: None]
+    feed(job, 3, 0)
+    assert job.lists("all") == [[0, 1, 2]] * 3
+    assert [len(items) for items in job.lists("own")] == [1, 2, 0]
+    before = job.newest.operators["notes"].ranges
+    feed(job, 3, 0)
+    assert job.newest.operators["notes"].ranges == before, "once"
+    feed(job, 3, 2)
+    assert job.lists("all") == [[0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2]]
+    job.lead(3)
+    feed(job, 5, 0)
+    assert job.lists("all") == [[0, 1, 2, 3, 4]] * 3

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from cairn.backends.cached.ahead import Missing, ReadAhead, read_missing
 from cairn.backends.cached.containers import make_rows
 from cairn.backends.cached.database import Database, Op
 from cairn.backends.cached.described import StoredState, describe_state
@@ -72,6 +73,7 @@ class CachedBackend(Backend):
         self._packings: dict[str, Packing] = {}
         self._rows: dict[str, _ByGroup] = {}
         self._folders = 0
+        self._ahead = ReadAhead()
         self.columns: dict[str, SpillTable] = {}
         """Tables in arrays, by state."""
         self.run_tables: set[str] = set()
@@ -157,10 +159,44 @@ class CachedBackend(Backend):
                 rows.bind(database)
                 rows.set_counts(*counts.get(group, (0, 0)))
 
+    # Reading by the batch
+
     def prefetch(self, groups: Sequence[int], keys: Sequence[Key]) -> None:
         self._rotate_if_full()
         if not self.has_databases:
             return
+        for part, raws in self._ahead.take():
+            part.rows.fill(part.keys, raws, part.frozen)
+        # Without a read ahead these are all; else those that have left memory since it began.
+        for part, raws in read_missing(self._find_missing(groups, keys)):
+            part.rows.fill(part.keys, raws, part.frozen)
+
+    def read_ahead(self, groups: Sequence[int], keys: Sequence[Key]) -> None:
+        if self.has_databases:
+            missing = self._find_missing(groups, keys)
+            if missing:
+                self._ahead.begin(missing)
+
+    def prepare_promote(self, name: str, changes: Mapping[int, Mapping[Key, Change]]) -> None:
+        if not self.has_databases:
+            return
+        by_group = self._rows[name]
+        found: list[Missing] = []
+        for group, changed in changes.items():
+            rows = by_group[group]
+            missing = rows.not_in_memory(rows.select_to_compare(changed))
+            if missing:
+                found.append(Missing(rows, missing, rows.frozen))
+        # One read, not one per key group.
+        for part, raws in read_missing(found):
+            part.rows.fill(part.keys, raws, part.frozen)
+
+    def drop_ahead(self) -> None:
+        self._ahead.drop()
+
+    def _find_missing(self, groups: Sequence[int], keys: Sequence[Key]) -> list[Missing]:
+        """Return the keys that are not in memory, by state and key group."""
+        found: list[Missing] = []
         is_young = dict.__contains__
         for name, by_group in self._rows.items():
             if self._packings[name].kind == KIND:
@@ -175,30 +211,10 @@ class CachedBackend(Backend):
             for group, key in dict.fromkeys(unknown):
                 if not by_group[group].recall(key):
                     wanted.setdefault(group, []).append(key)
-            if wanted:
-                self._fetch([(by_group[group], missing) for group, missing in wanted.items()])
-
-    def _fetch(self, wanted: list[tuple[CachedRows, list[Key]]]) -> None:
-        """Read keys with one call per database."""
-        by_database: dict[
-            Database | None, list[tuple[CachedRows, list[Key], dict[Key, Change]]]
-        ] = {}
-        for rows, keys in wanted:
-            by_database.setdefault(rows.database, []).append((rows, keys, rows.frozen))
-        for database, parts in by_database.items():
-            if database is None:
-                for rows, keys, frozen in parts:
-                    rows.fill(keys, [None] * len(keys), frozen)
-                continue
-            names: list[bytes] = []
-            for rows, keys, _ in parts:
-                key_bytes, prefix = rows.packing.key, rows.prefix
-                names += [prefix + key_bytes(key) for key in keys]
-            raws = database.get_many(names)
-            at = 0
-            for rows, keys, frozen in parts:
-                rows.fill(keys, raws[at : at + len(keys)], frozen)
-                at += len(keys)
+            for group, missing in wanted.items():
+                rows = by_group[group]
+                found.append(Missing(rows, missing, rows.frozen))
+        return found
 
     # Memory
 
@@ -289,6 +305,7 @@ class CachedBackend(Backend):
         """Give up the base that is being written."""
 
     def close(self) -> None:
+        self._ahead.close()
         self.cancel_base()
         for by_group in self._rows.values():
             for rows in by_group.values():

@@ -193,6 +193,9 @@ class CachedMapRows(CachedRows):
         self.load((key,))
         return self[key]
 
+    def select_to_compare(self, changes: Mapping[Key, Change]) -> list[Key]:
+        return list(changes)
+
     def promote(self, changes: Mapping[Key, Change]) -> None:
         self.load(changes)
         self._load_entries(changes)

@@ -188,12 +188,16 @@ class CachedRows(dict[Key, Content]):
 
     def load(self, keys: Iterable[Key]) -> None:
         """Read these keys into memory."""
-        young = dict.__contains__
-        keys = [key for key in keys if not young(self, key) and not self.recall(key)]
+        keys = self.not_in_memory(keys)
         if keys:
             key_bytes, frozen = self.packing.key, self.frozen
             raws = self.read_many([self.prefix + key_bytes(key) for key in keys])
             self.fill(keys, raws, frozen)
+
+    def not_in_memory(self, keys: Iterable[Key]) -> list[Key]:
+        """Return the keys that must be read; the others are young now."""
+        young = dict.__contains__
+        return [key for key in keys if not young(self, key) and not self.recall(key)]
 
     def read_many(self, keys: list[bytes]) -> list[bytes | None]:
         return [None] * len(keys) if self.database is None else self.database.get_many(keys)
@@ -249,12 +253,15 @@ class CachedRows(dict[Key, Content]):
         self.add_cached(payload + cached * CACHED_ENTRY_BYTES)
         self.memory.add_dirty(payload + (len(self.dirty) - unwritten) * DIRTY_ENTRY_BYTES)
 
+    def select_to_compare(self, changes: Mapping[Key, Change]) -> list[Key]:
+        """Return the keys whose present content is compared with their changes."""
+        return list(islice(changes, 0, None, max(1, len(changes) // COUNT_SAMPLE)))
+
     def _estimate_new(self, changes: Mapping[Key, Change]) -> int:
         """Estimate from a sample by how much changes raise the number of keys."""
-        step = max(1, len(changes) // COUNT_SAMPLE)
-        sample = list(islice(changes.items(), 0, None, step))
-        self.load([key for key, _ in sample])
-        more = sum((value is not None) - (self[key] is not None) for key, value in sample)
+        sample = self.select_to_compare(changes)
+        self.load(sample)
+        more = sum((changes[key] is not None) - (self[key] is not None) for key in sample)
         return round(len(changes) * more / len(sample)) if sample else 0
 
     def freeze(self) -> None:

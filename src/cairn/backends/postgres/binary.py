@@ -24,7 +24,7 @@ _LENGTHS: Final = tuple(_LENGTH.pack(length) for length in range(1024))
 _NULL: Final = _LENGTH.pack(-1)
 _COPY_HEAD: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _COPY_END: Final = b"\xff\xff"
-_GROUP: Final = struct.pack(">hi", 4, 2)
+_GROUP: Final = struct.pack(">hi", 5, 2)
 _STATE: Final = _LENGTH.pack(4)
 
 
@@ -79,12 +79,13 @@ def _numbers(element: int, values: np.ndarray[Any, Any], width: int) -> bytes:
     return _HEAD.pack(1, 0, element, len(values), 1) + items.tobytes()
 
 
-def copy_rows(ops: Iterable[Op]) -> bytes:
-    """Return rows (key group, state, name, value) for COPY … (FORMAT binary)."""
+def copy_rows(ops: Iterable[Op], epoch: int) -> bytes:
+    """Return rows (key group, state, name, epoch, value) for COPY … (FORMAT binary)."""
     parts = [_COPY_HEAD]
+    of_epoch = struct.pack(">iq", 8, epoch)
     for key, value in ops:
         name = key[PREFIX.size :]
-        parts += (_GROUP, key[:2], _STATE, key[2 : PREFIX.size], _length(len(name)), name)
+        parts += (_GROUP, key[:2], _STATE, key[2 : PREFIX.size], _length(len(name)), name, of_epoch)
         parts += (_NULL,) if value is None else (_length(len(value)), value)
     parts.append(_COPY_END)
     return b"".join(parts)

@@ -161,11 +161,9 @@ where r.value is not null and (s.kind not in ('map', 'list') or k.at < length(r.
 """
 
 
-def schema_of(job_id: str) -> str:
-    """Return the name of a job's schema."""
-    name = f"cairn_{job_id.lower()}"
-    assert _SCHEMA.fullmatch(name) and len(name) < 64, f"job id {job_id!r}"
-    return name
+def check_schema(schema: str) -> None:
+    """The name goes into statements as it is."""
+    assert _SCHEMA.fullmatch(schema) and len(schema) < 64, f"schema {schema!r}"
 
 
 def create_tables(connection: Connection[Any], schema: str) -> None:

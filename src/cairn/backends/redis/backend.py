@@ -16,17 +16,17 @@ Always true here:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from cairn.backends.cached.backend import CachedBackend
 from cairn.backends.cached.database import Database
 from cairn.backends.cached.described import StoredState, describe_state
 from cairn.backends.cached.numbers import state_number
 from cairn.backends.cached.ordered import Page
+from cairn.backends.cached.outside import OutsideBackend
 from cairn.backends.cached.rows import CachedRows
 from cairn.backends.contract import Base, Origin
-from cairn.backends.heap.backend import HeapBase
 from cairn.backends.redis.base import Applying, RedisBase, counts_of
 from cairn.backends.redis.database import RedisDatabase
 from cairn.backends.redis.link import Link, address_of
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 APPLY_EPOCHS: Final = 10
 APPLY_BYTES: Final = 4 << 20
 """Changes are applied after this number of epochs, or when they take this much memory."""
+CHECK_AGAIN_S: Final = 30
+"""A server that did not answer is not asked before this time whether it has lost anything."""
 
 
-class RedisBackend(CachedBackend):
+class RedisBackend(OutsideBackend):
     """Rows under the prefix of a job."""
-
-    writes_at_once = False
 
     def __init__(
         self, directory: str, memory_bytes: int, url: str, *, job_id: str, operator: str
@@ -59,22 +59,14 @@ class RedisBackend(CachedBackend):
         self.address = address_of(url)
         self._reads = Link(self.address, f"cairn:{job_id[:12]}:{operator}:reads")
         self._writes = Link(self.address, f"cairn:{job_id[:12]}:{operator}:writes")
-        self._numbers: dict[str, int] = {}
         self.database = RedisDatabase(self._reads, job_id, operator, self._numbers)
-        self._has_databases = False
         self._origin: Origin | None = None
         self._claimed: set[int] = set()
-        self._base: Applying | HeapBase | None = None
-        self._given_up: list[CachedRows] = []
-        """Frozen rows that were not applied."""
         self._epochs = 0
         """Since the last time that changes were applied."""
+        self._next_check_s = 0.0
 
     # Databases
-
-    @property
-    def has_databases(self) -> bool:
-        return self._has_databases
 
     def _release(self, rows: CachedRows) -> None:
         self.database.hidden.setdefault(rows.group, set()).add(self._numbers[rows.name])
@@ -132,13 +124,17 @@ class RedisBackend(CachedBackend):
         self._origin = origin
 
     def is_lost(self) -> bool:
-        if not self.database.is_lost:
-            try:
-                self.database.check()
-            except EpochError as error:
-                # A server that is away has lost nothing as far as anyone knows.
-                return bool(error.facts.get("is_lost"))
-        return self.database.is_lost
+        if self.database.is_lost or time.monotonic() < self._next_check_s:
+            return self.database.is_lost
+        try:
+            self.database.check()
+        except EpochError as error:
+            if error.facts.get("is_lost"):
+                return True
+            # A server that is away has lost nothing as far as anyone knows, and one that hangs
+            # must not delay each epoch. Every read of rows checks them again.
+            self._next_check_s = time.monotonic() + CHECK_AGAIN_S
+        return False
 
     def load(self, store: Store, ref: FileRef, groups: range) -> bool:
         origin = self._origin
@@ -202,11 +198,10 @@ class RedisBackend(CachedBackend):
     # Applying
 
     def begin_apply(self, groups: range) -> Applying:
-        assert self._base is None, "one base at a time"
-        self._thaw_given_up()
+        self.prepare_writer()
         self._bind_all(groups)
-        self._base = Applying(self, groups)
-        return self._base
+        applying = self._writer = Applying(self, groups)
+        return applying
 
     def wants_apply(self) -> bool:
         if self.run_tables or not self._packings:
@@ -226,42 +221,9 @@ class RedisBackend(CachedBackend):
         return {group: counts_of(states, self._numbers, group) for group in groups}
 
     def begin_base(self, tables: Mapping[str, Table], groups: range) -> Base:
-        assert self._base is None, "one base at a time"
         if self.run_tables:
-            frozen = {name: table.freeze() for name, table in sorted(tables.items())}
-            in_arrays = {name: pieces for name, pieces in frozen.items() if pieces is not None}
-            assert len(in_arrays) == len(frozen), "rows of joins and those beside them"
-            self._base = HeapBase({}, self._end_heap_base, in_arrays)
-            return self._base
+            return self.begin_heap_base(tables)
         return RedisBase(self, tables, groups)
-
-    def _end_heap_base(self) -> None:
-        self._base = None
-
-    def end_applying(self, applying: Applying, *, is_written: bool) -> None:
-        """Called by the thread that applied."""
-        if is_written:
-            self.frozen_bytes = 0
-        elif applying is self._base:
-            self._given_up = applying.frozen
-        if applying is self._base:
-            self._base = None
-
-    def _thaw_given_up(self) -> None:
-        parts, self._given_up = self._given_up, []
-        if parts:
-            self.thaw(parts)
-
-    def settle_base(self) -> None:
-        pass
-
-    def cancel_base(self) -> None:
-        base, self._base = self._base, None
-        if base is not None:
-            base.cancel()
-            if isinstance(base, Applying):
-                self.thaw(base.frozen)
-        self._thaw_given_up()
 
     def _close_databases(self) -> None:
         self._reads.close()

@@ -4,7 +4,6 @@
     RedisBase     the same, then a segment of all rows, as the heap writes it
 
 Always true here:
-- only the thread that begins them makes frozen changes unwritten again;
 - nothing is applied while a base reads, so it reads exactly one epoch;
 - a base that finds another marker, or rows missing, is not written.
 """
@@ -12,13 +11,14 @@ Always true here:
 from __future__ import annotations
 
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from cairn.backends.cached.described import StoredState, describe_state
+from cairn.backends.cached.outside import Outgoing
 from cairn.backends.cached.rows import scan_rows
-from cairn.backends.contract import Base, BaseCancelledError, BaseTarget, Content
+from cairn.backends.contract import Base, BaseTarget, Content
 from cairn.backends.layout import RowsByGroup
 from cairn.backends.redis.writer import Counts, Writer
 from cairn.crash import crash_point
@@ -34,88 +34,40 @@ _STEP_OPS: Final = 4096
 _PIECE_ROWS: Final = 8 * 1024
 
 
-class Applying:
+class Applying(Outgoing):
     """Changes on their way to Redis."""
 
     def __init__(self, backend: RedisBackend, groups: range) -> None:
+        super().__init__(backend, groups)
         self._backend = backend
-        self._groups = groups
-        self._lock = threading.Lock()
-        # Tables in arrays are counted when they are written.
-        self._states = backend.describe_states(groups)
-        self.frozen = backend.freeze()
-        self._tables = [table.hand_over() for table in backend.columns.values()]
         self._writer: Writer | None = None
-        self._cancelled = False
-        self._is_done = False
-        self._is_closed = False
 
     def apply(self, term: int, epoch: int, nonce: str, pace: Callable[[], None]) -> None:
         """Make the rows in Redis those of an epoch, which is committed."""
         backend = self._backend
         backend.claim(self._groups, term, epoch + 1)
-        self._check()
+        self.check()
         writer = self._writer = backend.new_writer(
-            self._groups, marker_of(epoch, nonce), self._check
+            self._groups, marker_of(epoch, nonce), self.check
         )
-        for rows in self.frozen:
-            for piece in rows.ops(rows.prefix):
-                writer.add(piece)
+        for ops in self.ops():
+            while step := list(islice(ops, _STEP_OPS)):
+                writer.add(step)
                 pace()
-                self._check()
-        for table in self._tables:
-            for _, ops in table.ops():
-                for count, op in enumerate(ops, start=1):
-                    writer.add((op,))
-                    if count % _STEP_OPS == 0:
-                        pace()
-                        self._check()
-        counted = backend.describe_states(self._groups)
-        states = {n: counted[n] if n in backend.columns else s for n, s in self._states.items()}
-        writer.finish(backend.counts_by_group(states, self._groups))
+                self.check()
+        writer.finish(backend.counts_by_group(self.states(), self._groups))
         crash_point("slot.rows.applied")
-        self._end(writer)
+        self.end()
+        backend.note_applied()
 
-    def _end(self, writer: Writer) -> None:
-        with self._lock:
-            self._check()
-            # In this order: a reader that finds nothing frozen must find the rows in Redis.
-            writer.end(is_written=True)
-            for rows in self.frozen:
-                rows.frozen = {}
-            for table in self._tables:
-                table.end(is_written=True)
-            self._is_done = True
-            self._backend.note_applied()
-
-    def cancel(self) -> None:
-        """Give up, unless all is written. Called on the thread that begins bases."""
-        with self._lock:
-            self._cancelled = True
-            if not self._is_done:
-                self._undo()
+    def _show(self) -> None:
+        assert self._writer is not None, "it has written"
+        self._writer.end(is_written=True)
 
     def _undo(self) -> None:
         if self._writer is not None:
             self._writer.end(is_written=False)
-        for table in self._tables:
-            table.end(is_written=False)
-
-    def close(self) -> None:
-        with self._lock:
-            if self._is_closed:
-                return
-            self._is_closed = True
-            if not self._is_done:
-                self._cancelled = True
-                self._undo()
-        self._backend.end_applying(self, is_written=self._is_done)
-
-    def _check(self) -> None:
-        if self._cancelled:
-            raise BaseCancelledError
-
-    check = _check
+        super()._undo()
 
 
 class RedisBase(Base):

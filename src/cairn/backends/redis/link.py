@@ -22,7 +22,8 @@ T = TypeVar("T")
 SCHEMES: Final = ("redis", "rediss")
 PASSWORD_VARIABLE: Final = "REDISCLI_AUTH"
 CONNECT_TIMEOUT_S: Final = 5
-ANSWER_TIMEOUT_S: Final = 30
+ANSWER_TIMEOUT_S: Final = 10
+"""Defaults: `socket_connect_timeout` and `socket_timeout` in the URL have other values."""
 _SECRETS: Final = ("password", "ssl_password")
 _AWAY: Final = ("BUSY", "MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM", "READONLY")
 """First words of errors. The client has classes for some, and cuts their words off."""
@@ -138,8 +139,9 @@ class Link:
                 _known.get(self._address, self._address),
                 socket_connect_timeout=CONNECT_TIMEOUT_S,
                 socket_timeout=ANSWER_TIMEOUT_S,
-                # Once, for a connection that broke while idle. The caller handles the rest.
-                retry=Retry(NoBackoff(), 1),
+                # Once, for a connection that broke while idle. The caller handles the rest, and a
+                # server that hangs is not waited for twice.
+                retry=Retry(NoBackoff(), 1, (redis.ConnectionError,)),
                 client_name=self._label.replace(" ", "_"),
                 **given,
             )

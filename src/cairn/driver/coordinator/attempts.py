@@ -4,7 +4,8 @@ Always true here:
 - the error raised in the end is the first one: later failures may follow from it;
 - a sink that is away uses up no attempts: the batch waits until it is back, the run ends, another
   driver takes over, or the sink has been away for `commit_timeout` without a break;
-- a slot that has lost its state does not use them up either, up to a limit;
+- a slot that has lost its state does not use them up either, up to a limit, nor does one that
+  was short of memory, if the next attempt needs less;
 - an error that another attempt cannot fix is raised at once, for example an error of a user's
   function that a slot has seen before in this epoch, with the same text.
 """
@@ -49,8 +50,11 @@ class Attempts:
         self._failures = 0
         self._first: CairnError | None = None
 
-    def fail(self, cause: Exception) -> None:
-        """Count a failed attempt; return when it is time for the next one, or raise."""
+    def fail(self, cause: Exception, *, is_divided: bool = False) -> None:
+        """Count a failed attempt; return when it is time for the next one, or raise.
+
+        `is_divided`: it was short of memory, and the next one has its rows in more slices.
+        """
         if isinstance(cause, CommitError | RestoreError | PlanError):
             raise cause
         # Stores raise errors of many types.
@@ -61,6 +65,9 @@ class Attempts:
             self._wait_for_sink(error)
             return
         self._away_tries = 0
+        if is_divided:
+            events.log_failed_attempt(self._epoch, self.failed, error)
+            return
         if error.facts.get("is_lost") and self._losses < LOSSES_MAX:
             self._losses += 1
             events.log_failed_attempt(self._epoch, self.failed, error)

@@ -7,8 +7,8 @@
 
 Always true here:
 - the same figures give the same decisions: no clock is read, nothing is written;
-- up after EPOCHS_UP epochs in a row that want more, or UP_MS of them; down after DOWN_MS in which
-  all wanted less;
+- up after EPOCHS_UP epochs in a row that want more, two that took UP_MS, or one that took twice
+  that; down after DOWN_MS in which all wanted less;
 - after a change nothing is decided for COOL_MS, and the first epochs after it do not count: they
   restore state;
 - a target found for less load keeps utilisation below UTILISATION, so it does not want more again;
@@ -33,7 +33,7 @@ HIGH: Final = 0.8
 UTILISATION: Final = 0.6
 """The share of its time that the busiest subtask shall work."""
 EPOCHS_UP: Final = 3
-UP_MS: Final = 10_000
+UP_MS: Final = 5_000
 """Epochs that take long are evidence enough when there are fewer of them."""
 EPOCHS_SETTLING: Final = 1
 """Epochs after a change that do not count."""
@@ -64,7 +64,7 @@ class Figures:
     heaviest_share: float = 0.0
     """Share of the load in the heaviest key group."""
     bounded: str = ""
-    """The operator of the busiest level that runs in fewer subtasks than the job has."""
+    """The operator that takes most of the busiest level, in fewer subtasks than the job has."""
 
 
 class Autoscaler:
@@ -75,6 +75,8 @@ class Autoscaler:
         self.largest = largest
         self._trigger_ms = trigger_ms
         self._last_ms: int | None = None
+        self._interval_ms = 0.0
+        """The time that the last epoch took, with the wait before it; 0: it is not known."""
         self._rate: float | None = None
         """Rows per second of busy time and subtask, of the last epoch that had rows."""
         self._wanted_more: list[int] = []
@@ -94,12 +96,13 @@ class Autoscaler:
     def decide(self, found: Figures) -> Decision:
         """Return the decision after an epoch, or after a while without one."""
         interval_ms = 0.0  # The time before the first epoch is not known.
+        before_ms, self._interval_ms = self._interval_ms, 0.0
         if self._last_ms is not None:
             passed_ms = float(found.wall_ms - self._last_ms)
             interval_ms = max(found.epoch_ms + found.commit_ms, passed_ms)
-        self._last_ms = found.wall_ms
+        self._last_ms, self._interval_ms = found.wall_ms, interval_ms
         used = None if interval_ms <= 0 else round(min(1.0, found.busy_ms / interval_ms), 3)
-        kind, target, reason = self._judge(found, interval_ms, used)
+        kind, target, reason = self._judge(found, interval_ms, before_ms, used)
         return Decision(
             kind=kind,
             parallelism=found.parallelism,
@@ -111,7 +114,7 @@ class Autoscaler:
         )
 
     def _judge(
-        self, found: Figures, interval_ms: float, used: float | None
+        self, found: Figures, interval_ms: float, before_ms: float, used: float | None
     ) -> tuple[Literal["up", "down", "hold"], int, str]:
         now = found.parallelism
         if self._settling:
@@ -127,7 +130,7 @@ class Autoscaler:
             return "hold", now, "nothing was measured yet"
         if found.rows and found.busy_ms > 0:
             self._rate = found.rows / found.busy_ms * 1000 / now
-        wanted, why = self._want(found, interval_ms, used)
+        wanted, why = self._want(found, interval_ms, before_ms, used)
         if wanted > now:
             return self._grow(found, wanted, why, interval_ms)
         self._want_no_more()
@@ -136,7 +139,9 @@ class Autoscaler:
         self._less_since_ms = None
         return "hold", now, why
 
-    def _want(self, found: Figures, interval_ms: float, used: float) -> tuple[int, str]:
+    def _want(
+        self, found: Figures, interval_ms: float, before_ms: float, used: float
+    ) -> tuple[int, str]:
         """Return the number of subtasks that the figures of one epoch ask for."""
         now = found.parallelism
         if self._rate is None:
@@ -150,14 +155,18 @@ class Autoscaler:
             need += behind / CATCH_UP_S
             about += f", {behind:,} rows wait"
         elif found.backlog_rows is None and is_late and found.rows:
+            # After an epoch that was late, rows are those that came while it ran.
+            if before_ms > 0 and self._wanted_more:
+                need = max(need, found.rows / before_ms * 1000)
             need *= LATE_STEP
             about += f", epochs take {interval_ms / self._trigger_ms:.1f} times the trigger"
         wanted = math.ceil(need / (self._rate * UTILISATION) - 1e-9)
         wanted = min(max(wanted, self.smallest), self.largest)
         # A backlog of less than a second's rows is what came while the epoch ran.
-        is_behind = is_late or behind > arriving
-        if (wanted > now and used <= HIGH and not is_behind) or (
-            wanted < now and (used >= LOW or is_behind)
+        waits = behind > arriving
+        if (wanted > now and used <= HIGH and not (is_late or waits)) or (
+            # A late epoch of which subtasks work little would be as late with fewer of them.
+            wanted < now and (used >= LOW or waits)
         ):
             return now, about
         return wanted, about
@@ -186,7 +195,8 @@ class Autoscaler:
         wanted = min(wanted, useful)
         self._wanted_more.append(wanted)
         self._more_ms += interval_ms
-        if len(self._wanted_more) < EPOCHS_UP and self._more_ms < UP_MS:
+        long_ms = UP_MS if len(self._wanted_more) > 1 else 2 * UP_MS
+        if len(self._wanted_more) < EPOCHS_UP and self._more_ms < long_ms:
             return "hold", now, f"{why}; {wanted} subtasks would do, if this goes on"
         if self._is_cooling(found.wall_ms):
             return "hold", now, f"{why}; {wanted} subtasks would do, but a change was just made"
@@ -235,11 +245,26 @@ def busy_ms(timings: Timings) -> float:
 
 
 def find_bound(timings: Timings, spec: JobSpec, parallelism: int) -> str:
-    """Return an operator of the busiest level that has fewer subtasks than the job; "" if none."""
+    """Return an operator with fewer subtasks than the job that takes most of the busiest level.
+
+    "" if there is none. Subtasks are timed with all operators of a level together: those beyond
+    the bound of an operator do all of the work but its own.
+    """
     slowest = _slowest(timings)
     busiest = max(slowest, key=lambda level: slowest[level], default=None)
-    operators = [op for level in spec.levels if level.index == busiest for op in level.operators]
-    return next((op.uid for op in operators if 0 < op.parallelism < parallelism), "")
+    busy = {
+        each.subtask: each.process_ms + each.snapshot_ms
+        for each in timings.subtasks
+        if each.level == busiest
+    }
+    for op in (op for level in spec.levels if level.index == busiest for op in level.operators):
+        if 0 < op.parallelism < parallelism:
+            inside = [ms for subtask, ms in busy.items() if subtask < op.parallelism]
+            outside = [ms for subtask, ms in busy.items() if subtask >= op.parallelism]
+            without = sum(outside) / len(outside) if outside else 0.0
+            if inside and without < DOMINANT * sum(inside) / len(inside):
+                return op.uid
+    return ""
 
 
 def figures_of(

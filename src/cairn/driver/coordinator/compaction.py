@@ -15,12 +15,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from cairn.backends import kind_of
+from cairn.backends import has_versions, kind_of
 from cairn.protocol.messages import Compaction
 from cairn.storage.manifest import FileRef
 
 FAN_IN = 10
-BASE_RATIO = {"heap": 4.0, "rocksdb": 0.5, "postgres": 0.0, "redis": 4.0}
+BASE_RATIO = {"heap": 4.0, "rocksdb": 0.5, "redis": 4.0}
+"""A database with versions has a base whenever there are changes to write."""
 BASE_BYTES_MIN = 4 * 1024 * 1024
 WHOLE_BYTES_MIN = 4 * 1024 * 1024
 """A first delta of at least this size, of state in memory, counts as a base."""
@@ -28,7 +29,7 @@ WHOLE_BYTES_MIN = 4 * 1024 * 1024
 
 def base_ratio(backend: str) -> float:
     """Return the limit of the deltas after a base, as a multiple of its size."""
-    return float(os.environ.get("CAIRN_BASE_RATIO") or BASE_RATIO[kind_of(backend)])
+    return float(os.environ.get("CAIRN_BASE_RATIO") or BASE_RATIO.get(kind_of(backend), 0.0))
 
 
 def base_bytes_min() -> int:
@@ -38,7 +39,7 @@ def base_bytes_min() -> int:
 
 def due(files: Sequence[FileRef], backend: str = "heap") -> Compaction | None:
     """Return the compaction that is due for these files, oldest first; None if none is."""
-    is_external = kind_of(backend) == "postgres"
+    is_external = has_versions(backend)
     base_bytes = delta_bytes = 0
     # One pass: this is called for every range of every epoch.
     for ref in files:

@@ -33,6 +33,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from cairn.backends.registry import kind_of
 from cairn.crash import crash_point
 from cairn.driver.coordinator import events
 from cairn.driver.coordinator.attempts import Attempts
@@ -53,13 +54,21 @@ from cairn.driver.coordinator.measured import (
 from cairn.driver.coordinator.output import targets_of
 from cairn.driver.coordinator.publisher import Paused, Publisher
 from cairn.driver.coordinator.quiet_collector import pause_collector
+from cairn.driver.coordinator.ranges import owners_of
 from cairn.driver.coordinator.record import (
     advance_ranges,
     apply_compactions,
     committables_of,
     pack_small_files,
 )
-from cairn.driver.coordinator.rounds import Execute, Outcome, run_rounds
+from cairn.driver.coordinator.rounds import (
+    Execute,
+    Outcome,
+    count_sink_rows,
+    latest_times,
+    run_rounds,
+)
+from cairn.driver.coordinator.slices import Slices
 from cairn.driver.coordinator.ticker import timers_of
 from cairn.driver.coordinator.totals import with_totals
 from cairn.driver.coordinator.versions import Versions
@@ -70,7 +79,7 @@ from cairn.key_groups import Starts
 from cairn.logs import logger, scope
 from cairn.plan.graph import Watermark
 from cairn.process_identity import identify, pid_namespace
-from cairn.protocol.messages import Ack, Begin, Compacted, Report
+from cairn.protocol.messages import Ack, Begin, Compacted, Report, Slice
 from cairn.protocol.parts import move_parts
 from cairn.protocol.scoped_state import states_by_scope
 from cairn.protocol.slots import CHANGES_MAX, slots_after
@@ -205,11 +214,13 @@ class Coordinator:
         self._collector: Collector | None = None
         self._settled: dict[int, list[str]] = {}
         """Per slot, the files of its last reports that are in the newest epoch, or never will."""
-        self._rescaled_from: tuple[int, ...] = ()
+        self.rescaled_from: tuple[int, ...] = ()
+        """Earlier parallelisms of the run, oldest first."""
         self._pending = Pending(store)
         self._parallelism_range = parallelism_range
         self._full: frozenset[str] = frozenset()
         """Slots that were reported because their memory is nearly used up."""
+        self._slices = Slices()
         self.load = Load(spec.group_count)
         self._rewrite: frozenset[str] = frozenset()
         self.deploy(spec)
@@ -241,7 +252,7 @@ class Coordinator:
         if parallelism == self.parallelism:
             return
         slots = self.slots_for(parallelism)
-        self._rescaled_from = self._changes()
+        self.rescaled_from = self._changes()
         self.slots = slots
         self.starts, _ = self.load.ranges_for(parallelism)
 
@@ -262,7 +273,7 @@ class Coordinator:
 
     def _changes(self) -> tuple[int, ...]:
         """Return the parallelisms before the next change; none if there are too many."""
-        changes = (*self._rescaled_from, self.parallelism)
+        changes = (*self.rescaled_from, self.parallelism)
         return changes if len(changes) <= CHANGES_MAX else ()
 
     def deploy(self, spec: JobSpec, *, rewrite: Collection[str] = ()) -> None:
@@ -354,18 +365,25 @@ class Coordinator:
     # Epochs
 
     def run_batch(
-        self, position: SparkPosition, execute: Execute, *, is_draining: bool = False
+        self,
+        position: SparkPosition,
+        execute: Execute,
+        *,
+        is_draining: bool = False,
+        has_rows: bool = True,
     ) -> Epoch:
         """Run the next batch, and commit the epoch if that was its last one.
 
         Raises the first error if every attempt failed. `is_draining`: the input has ended, and
-        all timers are due.
+        all timers are due. Without `has_rows` it is one without a batch of Spark.
         """
         assert self.log.last is not None and self._collector is not None, "epochs follow a takeover"
         with scope(job=self.spec.job_name, epoch=self.log.last + 1):
-            return self._run_batch(position, execute, is_draining)
+            return self._run_batch(position, execute, is_draining, has_rows)
 
-    def _run_batch(self, position: SparkPosition, execute: Execute, is_draining: bool) -> Epoch:
+    def _run_batch(
+        self, position: SparkPosition, execute: Execute, is_draining: bool, has_rows: bool
+    ) -> Epoch:
         assert self.log.last is not None and self._collector is not None, "epochs follow a takeover"
         number = self.log.last + 1
         now_ms = self.now_ms()
@@ -388,7 +406,9 @@ class Coordinator:
         )
         while True:
             try:
-                begin = self._begin(number, attempts.failed, now_ms, division, is_draining)
+                begin = self._begin(
+                    number, attempts.failed, now_ms, division, is_draining, has_rows
+                )
                 ran = self._attempt(begin, position, execute, division, started)
                 with pause_collector():
                     epoch = self._manifest(ran)
@@ -400,8 +420,10 @@ class Coordinator:
                 raise
             except Exception as error:
                 failure = error
-            attempts.fail(failure)
+            attempts.fail(failure, is_divided=has_rows and self._divide(number, failure))
         self._publisher.resume()
+        if has_rows:
+            self._slices.note_fit()
         for why in sorted({r.base_failed for each in ran.reports for r in each if r.base_failed}):
             logger.warning("epoch %d: a base could not be written, %s", number, why)
         full = {r.slot_id: r for each in ran.reports for r in each if r.memory_excess}
@@ -421,9 +443,26 @@ class Coordinator:
         self.batches += 1
         self._settled = ran.list_reported(self.slots)
         self._rewrite -= frozenset(ran.begin.rewrite)
-        if self.batches >= self._checkpoint_every:
+        # Databases are written to when an epoch is committed: until then slots hold its changes.
+        if self.batches >= self._checkpoint_every or (full and not self._is_local):
             self.commit_epoch()
         return self.newest
+
+    @property
+    def _is_local(self) -> bool:
+        return kind_of(self.spec.backend) in ("heap", "rocksdb")
+
+    def _divide(self, number: int, failure: Exception) -> bool:
+        """Read batches in more slices if a slot was short of memory. True if they are more now."""
+        is_full = isinstance(failure, CairnError) and failure.facts.get("is_full")
+        if not is_full or not self._slices.grow():
+            return False
+        logger.warning(
+            "epoch %d: a slot was short of memory; the rows of batches are read in %d slices",
+            number,
+            self._slices.count,
+        )
+        return True
 
     def _attempt(
         self,
@@ -523,6 +562,7 @@ class Coordinator:
         now_ms: int,
         division: Division,
         is_draining: bool,
+        has_rows: bool,
     ) -> Begin:
         shares = max(1, len(division.ranges) * self.parallelism)
         pending = None
@@ -548,8 +588,10 @@ class Coordinator:
                 # Compactions read files of a committed epoch.
                 None if self.batches else self.spec.backend,
             ),
-            rescaled_from=self._rescaled_from,
+            rescaled_from=self.rescaled_from,
             rewrite=sorted(self._rewrite | division.find_redistributed()),
+            slice=Slice(0, self._slices.count if has_rows else 1),
+            is_divisible=has_rows and self._slices.may_grow,
         )
 
     def _put_parts(self, begin: Begin) -> Callable[[bytes], str]:
@@ -562,7 +604,7 @@ class Coordinator:
         begin, last = ran.begin, ran.rounds[-1]
         timings, metrics = self._measure(ran)
         clocks = clocks_of(self.newest).after(
-            ran.rounds[0].event_times,
+            latest_times(ran.rounds),
             self.origins,
             begin.now_ms,
             ended_ms=self.now_ms(),
@@ -607,6 +649,7 @@ class Coordinator:
                 key_types=state.key_types,
                 states=self._decls[uid],
                 scope=state.scope,
+                owners=owners_of(state, self.parallelism),
                 parallelism=self.parallelism,
                 ranges=ranges[uid],
             )
@@ -623,7 +666,7 @@ class Coordinator:
         if self._guarantee != "exactly-once":
             # Noted here, as the record has nothing left to publish.
             published = {uid: len(given) for uid, given in ran.prepared.items()}
-        sink_rows = ran.rounds[0].sink_rows
+        sink_rows = count_sink_rows(ran.rounds)
         batch = measure_epoch(self.spec, ran.acks, reports, sources_ms, published, sink_rows)
         metrics = with_totals(
             batch if before is None else add_measured(before.metrics, batch),

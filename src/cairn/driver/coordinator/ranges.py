@@ -51,10 +51,15 @@ def lists_for(
     held = [] if stored is None else stored.ranges
     versions = [each.version for each in held]
     owners = count_owners(state.parallelism, parallelism)
-    # Rows of a broadcast, and lists that are united, put items there again and again.
-    may_be_idle = not state.has_broadcast and not state.is_united
-    is_idle = may_be_idle and any(each != EMPTY_VERSION for each in versions[owners:])
-    is_kept = len(held) == parallelism and not is_idle
+    before = 0 if stored is None else stored.owners
+    if before:
+        # Lists that are split stay where they are if more subtasks get rows than before.
+        is_other = owners < before or (owners > before and state.is_united)
+    else:
+        # Rows of a broadcast, and lists that are united, put items there again and again.
+        may_be_idle = not state.has_broadcast and not state.is_united
+        is_other = may_be_idle and any(each != EMPTY_VERSION for each in versions[owners:])
+    is_kept = len(held) == parallelism and not is_other
     if is_kept or not any(version != EMPTY_VERSION for version in versions):
         return ranges_for(stored, parallelism, group_count)
     number = f"{parallelism}" if owners == parallelism else f"{owners} of {parallelism}"
@@ -78,6 +83,11 @@ def lists_for(
         for subtask in range(parallelism)
         if (groups := groups_of(subtask, parallelism, group_count))
     ]
+
+
+def owners_of(state: ScopedState, parallelism: int) -> int:
+    """Return the number of subtasks that get rows, for lists; 0 for state that has keys."""
+    return count_owners(state.parallelism, parallelism) if state.scope == "subtask" else 0
 
 
 def shared_range(stored: EpochOperator | None, group_count: int) -> RangeState:

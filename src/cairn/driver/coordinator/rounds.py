@@ -1,12 +1,15 @@
-"""Rounds of a batch: a job with loops may run several before it continues.
+"""Rounds of a batch: one, or several in a job with loops or where memory is short.
 
-Each round is an execution. Rounds after the first run without rows of the sources, on the records
-that the previous round sent back and on its state.
+Each round is an execution, on the state that the round before has left. The first one reads the
+rows of the sources. Later ones read none and process the records that loops have sent back, until
+there are none. If the rows of a batch do not fit into the memory of the slots, they are read in
+slices: a round reads each, and rounds of its loops follow.
 
 Always true here:
 - epoch, `now`, watermark and parent are the same in all rounds of an attempt;
 - versions between two rounds are in no log: if a slot loses one, the whole attempt fails;
 - only the first round orders compactions;
+- all slices are read, whatever happens between them: a batch is in an epoch whole;
 - records are stored only if the next epoch will process them.
 """
 
@@ -21,7 +24,7 @@ import msgspec
 from cairn.crash import crash_point
 from cairn.driver.coordinator.acks import check_complete, check_shared
 from cairn.driver.coordinator.quiet_collector import pause_collector
-from cairn.protocol.messages import Ack, Begin, OperatorAck, Part, Report
+from cairn.protocol.messages import WHOLE, Ack, Begin, OperatorAck, Part, Report, Slice
 from cairn.protocol.scoped_state import ScopedState
 from cairn.protocol.spec import JobSpec
 from cairn.storage.manifest import EMPTY_VERSION, Epoch, EpochOperator, next_version
@@ -54,24 +57,29 @@ def run_rounds(
     *,
     is_stopping: Callable[[], bool],
 ) -> list[Outcome]:
-    """Run the rounds of an attempt: one, or in a job with loops up to `rounds_max`."""
+    """Run the rounds of an attempt: in a job with loops up to `rounds_max` for each slice."""
     feedbacks = {feedback.uid for feedback in spec.feedbacks}
     rounds = []
     inlined_bytes = 0
+    at, since = begin.slice or WHOLE, begin.execution.round
     while True:
         # Decided before the round: only the last round stores the records it sends back.
-        is_last = begin.execution.round + 1 >= spec.rounds_max or is_stopping()
-        begin = msgspec.structs.replace(begin, is_last_round=is_last)
+        is_enough = begin.execution.round - since + 1 >= spec.rounds_max or is_stopping()
+        begin = msgspec.structs.replace(begin, is_last_round=is_enough and at.is_last)
         outcome = execute(begin)
         with pause_collector():
             acks = check_complete(outcome.acks, spec, begin.parallelism)
             check_shared(acks, states)
         rounds.append(outcome._replace(acks=acks))
-        if is_last or not sends_back(acks, feedbacks):
+        goes_on = not is_enough and sends_back(acks, feedbacks)
+        if not goes_on and at.is_last:
             return rounds
         crash_point("driver.round.ran")
         inlined_bytes += count_inlined_bytes(acks)
         begin = next_round(begin, acks, feedbacks, inlined_bytes)
+        if not goes_on:
+            at, since = Slice(at.index + 1, at.count), begin.execution.round
+            begin = msgspec.structs.replace(begin, slice=at)
 
 
 def next_round(
@@ -96,7 +104,26 @@ def next_round(
             for subtask, mine in versions.items()
         },
         rewrite=[],
+        slice=None,
     )
+
+
+def latest_times(rounds: Sequence[Outcome]) -> dict[str, int]:
+    """Return the latest event time of each origin in all rounds, in microseconds."""
+    found: dict[str, int] = {}
+    for outcome in rounds:
+        for name, time_us in outcome.event_times.items():
+            found[name] = max(time_us, found.get(name, time_us))
+    return found
+
+
+def count_sink_rows(rounds: Sequence[Outcome]) -> dict[str, int]:
+    """Return per sink that drops its rows those of all rounds."""
+    found: dict[str, int] = {}
+    for outcome in rounds:
+        for uid, count in outcome.sink_rows.items():
+            found[uid] = found.get(uid, 0) + count
+    return found
 
 
 def count_inlined_bytes(acks: Sequence[Ack]) -> int:
@@ -146,9 +173,11 @@ __all__ = [
     "Execute",
     "Outcome",
     "count_inlined_bytes",
+    "count_sink_rows",
     "has_records",
     "in_flight",
     "is_pending",
+    "latest_times",
     "next_round",
     "records_of",
     "run_rounds",

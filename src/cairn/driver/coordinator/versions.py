@@ -9,8 +9,9 @@ from __future__ import annotations
 import threading
 from typing import Final, Protocol
 
-from cairn.backends import check_url, kind_of
+from cairn.backends import check_url, has_versions, kind_of
 from cairn.backends.registry import url_of
+from cairn.backends.versioned.collection import VersionCollector
 from cairn.logs import logger
 from cairn.storage.store import Store
 
@@ -29,14 +30,11 @@ class Versions:
         self._collector: Collector | None = None
         self._epochs = 0
         self._thread: threading.Thread | None = None
-        kind = kind_of(backend)
-        if kind == "postgres":
-            # Not at the top: a driver with state elsewhere does not load psycopg.
-            from cairn.backends.postgres.collection import VersionCollector
-
+        if has_versions(backend):
             check_url(backend)
             self._collector = VersionCollector(store, job_id, term)
-        elif kind == "redis":
+        elif kind_of(backend) == "redis":
+            # Not at the top: a driver with state elsewhere does not load the client.
             from cairn.backends.redis.cleaning import OperatorCollector
 
             self._collector = OperatorCollector(store, url_of(backend), job_id, term)

@@ -1,4 +1,4 @@
-// Savepoints, branches, starts and rollbacks.
+// Rescales, savepoints, branches, starts and rollbacks.
 
 import { get } from "./api.js";
 import { bytes, card, count, empty, facts, h, replace, table, when } from "./dom.js";

@@ -55,5 +55,5 @@ def test_the_index_of_a_base_has_no_password(tmp_path: object) -> None:
     url = backend_name("postgres").replace("postgres:@", "postgres:s3cret@")
     assert "s3cret" in url
     backend = make_backend(url, f"{tmp_path}/state")
-    assert b"s3cret" not in msgspec.json.encode(backend.address)  # type: ignore[attr-defined]
+    assert b"s3cret" not in msgspec.json.encode(backend.versions.address)  # type: ignore[attr-defined]
     backend.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 
 import msgspec
 import pytest
@@ -157,3 +158,20 @@ def test_a_full_server_pauses_a_job_that_claims_its_key_groups() -> None:
     assert claim(link, "job", "op", [0], 1, 1, "me")[0].marker == ""
     link.close()
     own_server.kill()
+
+
+def test_a_server_that_hangs_is_waited_for_once() -> None:
+    server = RedisServer()
+    link = Link(address_of(f"{server.url}?socket_timeout=0.5"), "test")
+    try:
+        link.call([["PING"]])
+        server.pause()
+        began_s = time.monotonic()
+        with pytest.raises(EpochError, match="cannot be reached"):
+            link.call([["PING"]])
+        assert 0.4 < time.monotonic() - began_s < 0.95
+        server.resume()
+        assert link.call([["PING"]]) == [True]
+    finally:
+        link.close()
+        server.kill()

@@ -113,6 +113,53 @@ def test_epochs_that_miss_the_trigger_scale_up_where_the_backlog_is_not_known() 
     assert made[-1].kind == "up" and "1.5 times the trigger" in made[-1].reason
 
 
+def unlimited(job: Job, arriving: int, rate: int, epochs: int) -> list[Decision]:
+    """Epochs of a source that tells no backlog and has no limit: each reads what has come."""
+    waiting, decisions = arriving, []
+    for _ in range(epochs):
+        busy = waiting / rate / job.parallelism * 1000
+        took = max(1000.0, busy + 100)
+        job.now_ms += int(took)
+        rows, waiting = waiting, int(arriving * took / 1000)
+        found = Figures(
+            wall_ms=job.now_ms, parallelism=job.parallelism, rows=rows, busy_ms=busy,
+            epoch_ms=busy + 100, backlog_rows=None,
+        )  # fmt: skip
+        decisions.append(job.autoscaler.decide(found))
+    return decisions
+
+
+def test_a_load_of_four_times_what_fits_is_met_by_one_step_where_the_backlog_is_not_known() -> None:
+    """An epoch that is late has the rows that came during the one before, which tells the rate."""
+    job = Job(parallelism=1, largest=8)
+    unlimited(job, 600, 900, 10)
+    late = unlimited(job, 2400, 900, 3)
+    up = next(each for each in late if each.kind == "up")
+    assert late.index(up) == 1 and up.target == 7  # 2,400 rows/s and half more.
+
+
+def test_one_burst_is_not_taken_for_the_rate_at_which_rows_come() -> None:
+    job = Job(parallelism=1, largest=8)
+    unlimited(job, 600, 900, 10)
+    job.now_ms += 8_000
+    burst = job.epoch(8000, 900, busy_ms=8900.0, epoch_ms=9000.0, backlog_rows=None)
+    assert burst.kind == "hold"
+    after = job.epoch(5400, 900, busy_ms=6000.0, epoch_ms=6000.0, backlog_rows=None)
+    assert after.target <= 3
+
+
+def test_epochs_that_are_late_at_times_do_not_keep_idle_subtasks() -> None:
+    """What makes them late is not the work of subtasks."""
+    job = Job(parallelism=8)
+    for second in range(DOWN_MS // 1000 - 20):
+        late = {"epoch_ms": 1300.0, "busy_ms": 100.0} if second % 5 == 0 else {}
+        job.now_ms += 300 if late else 0
+        assert job.epoch(600, backlog_rows=None, **late).kind == "hold"
+    decisions = [job.epoch(600, backlog_rows=None) for _ in range(30)]
+    down = next(each for each in decisions if each.kind == "down")
+    assert down.target == 2
+
+
 def test_little_load_scales_down_after_minutes_and_not_before() -> None:
     job = Job(parallelism=8)
     kinds = [job.epoch(600).kind for _ in range(DOWN_MS // 1000 + 1)]
@@ -217,14 +264,32 @@ def test_more_subtasks_are_not_asked_for_where_an_operator_takes_no_more() -> No
     assert "operator score takes most of it" in last.reason
 
 
-def test_the_operator_that_bounds_a_job_is_one_of_its_busiest_level() -> None:
+def _level(index: int, *busy_ms: float) -> list[SubtaskTimes]:
+    return [
+        SubtaskTimes(level=index, subtask=subtask, process_ms=busy)
+        for subtask, busy in enumerate(busy_ms)
+    ]
+
+
+def test_the_operator_that_bounds_a_job_takes_most_of_its_busiest_level() -> None:
     program = cairn.Job("j", max_parallelism=16)
     rows = source(program, "s")
     few = rows.key_by("k").process(Pass(), schema=ROW, uid="few", parallelism=2)
     process(few, "many", key="v")
     spec = job_spec(program.graph(), job_id="", checkpoint="memory:", backend="heap")
-    first = SubtaskTimes(level=0, subtask=0, process_ms=10.0)
-    second = SubtaskTimes(level=1, subtask=0, process_ms=5.0)
-    assert find_bound(Timings(subtasks=[first, second]), spec, 4) == "few"
-    assert find_bound(Timings(subtasks=[first, second]), spec, 2) == ""
-    assert find_bound(Timings(subtasks=[second]), spec, 4) == ""
+    first, second = _level(0, 10.0, 9.0, 0.1, 0.1), _level(1, 5.0, 5.0, 5.0, 5.0)
+    assert find_bound(Timings(subtasks=[*first, *second]), spec, 4) == "few"
+    assert find_bound(Timings(subtasks=[*first, *second]), spec, 2) == ""
+    assert find_bound(Timings(subtasks=second), spec, 4) == ""
+    assert find_bound(Timings(), spec, 4) == ""
+
+
+def test_a_light_operator_with_a_parallelism_of_its_own_does_not_bound_its_level() -> None:
+    program = cairn.Job("j", max_parallelism=16)
+    rows = source(program, "s").key_by("k")
+    rows.process(Pass(), schema=ROW, uid="light", parallelism=2)
+    rows.process(Pass(), schema=ROW, uid="heavy")
+    spec = job_spec(program.graph(), job_id="", checkpoint="memory:", backend="heap")
+    assert len(spec.levels) == 1
+    assert find_bound(Timings(subtasks=_level(0, 11.0, 11.0, 10.0, 10.0)), spec, 4) == ""
+    assert find_bound(Timings(subtasks=_level(0, 30.0, 28.0, 10.0, 10.0)), spec, 4) == "light"

@@ -38,6 +38,9 @@ CONNECT_S: Final = 2.0
 """The first request waits up to this long for a connection."""
 CONNECTS_PER_SESSION: Final = 4
 """A server that does not answer costs at most this part of the session, then the next is tried."""
+RETRY: Final = {"max_tries": -1, "delay": 0.1, "backoff": 1, "max_jitter": 0, "max_delay": 0.5}
+"""Never give up, and never wait for long: the session may still be alive. No jitter: kazoo makes
+each pause from the one before, so pauses with jitter and without growth shrink to nothing."""
 _SEQUENCE_DIGITS: Final = 10
 
 
@@ -68,6 +71,7 @@ class ZooKeeperLeadership:
             )
         self.session_s = session_s
         self._client: Any = None
+        self._is_closed = False
         self._lock = threading.Lock()
         self.member: Member | None = None
         self._node: str | None = None
@@ -137,7 +141,7 @@ class ZooKeeperLeadership:
             self._grant.resign()
             self._grant.retire()
         with self._lock:
-            client, self._client = self._client, None
+            client, self._client, self._is_closed = self._client, None, True
         if client is not None:
             with suppress(Exception):  # Without a connection the session ends by itself.
                 client.stop()
@@ -152,10 +156,10 @@ class ZooKeeperLeadership:
         from kazoo.security import make_digest_acl
 
         with self._lock:
+            if self._is_closed:
+                raise ConnectionError("closed")
             if self._client is None:
-                # Never give up, and never wait for long: the session may still be alive.
-                retry = {"max_tries": -1, "delay": 0.1, "backoff": 1, "max_delay": 0.5}
-                options: dict[str, Any] = {"connection_retry": retry, "logger": _quiet_logger()}
+                options: dict[str, Any] = {"connection_retry": RETRY, "logger": _quiet_logger()}
                 if self._auth:
                     user, _, password = self._auth.partition(":")
                     options["auth_data"] = [("digest", self._auth)]

@@ -10,7 +10,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from cairn.driver.coordinator.leadership import Member, open_leadership
-from cairn.driver.coordinator.leadership.zookeeper import ZooKeeperGrant, ZooKeeperLeadership
+from cairn.driver.coordinator.leadership.zookeeper import (
+    RETRY,
+    ZooKeeperGrant,
+    ZooKeeperLeadership,
+)
 from cairn.errors import PlanError
 from cairn.storage.store import open_store
 from tests.zookeeper import ZooKeeper
@@ -152,6 +156,27 @@ def test_other_credentials_neither_read_nor_take_the_lead(open_group, server) ->
         assert "secret" not in str(refused.value)
     finally:
         other.close()
+
+
+def test_a_client_without_a_server_pauses_between_any_two_tries() -> None:
+    from kazoo.retry import ForceRetryError, KazooRetry
+
+    tries, pauses = iter(range(500)), []
+
+    def connect() -> None:
+        if next(tries, None) is not None:
+            raise ForceRetryError("refused")
+
+    KazooRetry(**RETRY, sleep_func=pauses.append)(connect)
+    assert len(pauses) == 500 and min(pauses) >= 0.05 and max(pauses) <= 0.5
+
+
+def test_a_group_that_is_closed_does_not_connect_again(open_group) -> None:
+    one = open_group()
+    lead(one, "a")
+    one.close()
+    assert one.leader() is None and one.waiting() == []
+    assert one._client is None
 
 
 def _kind_of_failure(group: ZooKeeperLeadership) -> str:

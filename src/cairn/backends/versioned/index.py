@@ -1,4 +1,4 @@
-"""A base in PostgreSQL: an index in the checkpoint that names rows in the database.
+"""A base in a database with versions: an index in the checkpoint that names its rows.
 
     state/<term>/<digest>.postgres    magic | checksum | msgpack
 
@@ -9,8 +9,7 @@ in which they count. Nothing is copied: a base of the next epoch names the same 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Final, Literal, Self
 
 import msgspec
 import pyarrow as pa
@@ -20,8 +19,9 @@ from cairn.backends.cached.described import StoredState
 from cairn.backends.cached.rows import scan_rows
 from cairn.backends.contract import Content
 from cairn.backends.layout import RowsByGroup
-from cairn.backends.postgres.database import History, PostgresDatabase
-from cairn.backends.postgres.link import Link, describe
+from cairn.backends.versioned.contract import VersionStore
+from cairn.backends.versioned.database import History, VersionedDatabase
+from cairn.backends.versioned.kinds import open_place
 from cairn.errors import CorruptFileError
 from cairn.ids import content_id
 from cairn.storage.files import store_of
@@ -29,10 +29,9 @@ from cairn.storage.manifest import FileRef
 from cairn.storage.store import NotFoundError, Store
 from cairn.types.codec import Key
 
-if TYPE_CHECKING:
-    from psycopg import Connection
-
 MAGIC: Final = b"CAIRNPG1"
+FORMATS: Final = ("postgres", "versions")
+"""Formats in manifests: PostgreSQL has one of its own."""
 _CHECKSUM_BYTES: Final = 16
 _PIECE_ROWS: Final = 16 * 1024
 
@@ -45,26 +44,36 @@ class StoredPart(msgspec.Struct, frozen=True, kw_only=True):
     history: History
 
 
-class PostgresIndex(msgspec.Struct, frozen=True, kw_only=True):
+class VersionedIndex(msgspec.Struct, frozen=True, kw_only=True):
     format: int = 1
     operator: str
     epoch: int
     address: dict[str, str]
     states: dict[str, StoredState]
     parts: list[StoredPart]
+    kind: str = "postgres"
 
     @property
     def rows(self) -> int:
         return sum(state.rows for state in self.states.values())
 
+    def open(self, label: str) -> VersionStore:
+        """Open the database, to read."""
+        place = next((layer.schema for part in self.parts for layer in part.history), "")
+        return open_place(self.kind, self.address, place, label)
 
-def encode_index(index: PostgresIndex) -> tuple[str, bytes]:
+
+def format_of(kind: str) -> Literal["postgres", "versions"]:
+    return "postgres" if kind == "postgres" else "versions"
+
+
+def encode_index(index: VersionedIndex) -> tuple[str, bytes]:
     """Return the id and the bytes of an index."""
     body = msgspec.msgpack.encode(index)
     return content_id(body), MAGIC + xxhash.xxh3_128_digest(body) + body
 
 
-def read_index(store: Store, ref: FileRef) -> PostgresIndex:
+def read_index(store: Store, ref: FileRef) -> VersionedIndex:
     """Read the index of a base; it must be exactly the one that the manifest names."""
     store = store_of(store, ref)
     name = f"{store.url}/{ref.path}"
@@ -78,15 +87,15 @@ def read_index(store: Store, ref: FileRef) -> PostgresIndex:
     return index
 
 
-def decode_index(data: bytes, name: str) -> PostgresIndex:
+def decode_index(data: bytes, name: str) -> VersionedIndex:
     start = len(MAGIC) + _CHECKSUM_BYTES
     body = data[start:]
     if data[: len(MAGIC)] != MAGIC:
-        raise _corrupt(name, "it is not the index of a base in PostgreSQL")
+        raise _corrupt(name, "it is not the index of a base in a database")
     if xxhash.xxh3_128_digest(body) != data[len(MAGIC) : start]:
         raise _corrupt(name, "the checksum does not match")
     try:
-        return msgspec.msgpack.decode(body, type=PostgresIndex)
+        return msgspec.msgpack.decode(body, type=VersionedIndex)
     except msgspec.MsgspecError as error:
         raise _corrupt(name, str(error)) from error
 
@@ -100,13 +109,13 @@ def _corrupt(file: str, why: str) -> CorruptFileError:
     )
 
 
-class PostgresReader:
+class VersionedReader:
     """Reads the rows of a base in the layout of segments, from the database."""
 
     def __init__(self, store: Store, ref: FileRef) -> None:
         self._index = read_index(store, ref)
         self._listed = ref.groups
-        self._link = Link(self._index.address, "cairn:reader")
+        self._versions = self._index.open("cairn:reader")
 
     def __enter__(self) -> Self:
         return self
@@ -115,7 +124,7 @@ class PostgresReader:
         self.close()
 
     def close(self) -> None:
-        self._link.close()
+        self._versions.close()
 
     @property
     def states(self) -> list[str]:
@@ -143,7 +152,7 @@ class PostgresReader:
         }
         for group in sorted(where):
             part = where[group]
-            database = PostgresDatabase(self._link, part.states, part.history)
+            database = VersionedDatabase(self._versions, part.states, part.history)
             some: dict[Key, Content] = {}
             for key, held in scan_rows(database, database.prefix(state, group), packing):
                 some[key] = held
@@ -154,35 +163,23 @@ class PostgresReader:
                 yield group, some
 
 
-def verify_postgres_base(store: Store, ref: FileRef) -> None:
+def verify_base(store: Store, ref: FileRef) -> None:
     """Read and decode all rows of a base, and check that the database has applied its epoch."""
     index = read_index(store, ref)
     name = f"{store_of(store, ref).url}/{ref.path}"
-    link = Link(index.address, "cairn:verify")
+    versions = index.open("cairn:verify")
     try:
         for part in index.parts:
-            why = link.run(partial(_find_missing, index.operator, part))
+            why = ""
+            for number, layer in enumerate(part.history):
+                # Those of a parent's key groups may be other ones.
+                groups = [] if number else part.groups
+                why = why or versions.find_missing(layer.schema, index.operator, groups)
             if why:
-                raise _corrupt(name, f"{describe(index.address)} {why}")
+                raise _corrupt(name, f"{versions.where} {why}")
     finally:
-        link.close()
-    with PostgresReader(store, ref) as reader:
+        versions.close()
+    with VersionedReader(store, ref) as reader:
         for state in reader.states:
             for _ in reader.read(state):
                 pass
-
-
-def _find_missing(operator: str, part: StoredPart, connection: Connection[Any]) -> str:
-    """Return which tables or key groups of a base the database lacks; empty if none."""
-    for layer in part.history:
-        found = connection.execute("select to_regnamespace(%s)", [layer.schema]).fetchone()
-        if found is None or found[0] is None:
-            return f"has no schema {layer.schema}"
-    schema = part.history[0].schema
-    found = connection.execute(
-        f"select count(*) from {schema}.ranges where operator = %s and grp = any(%s::int2[])",
-        [operator, part.groups],
-    ).fetchone()
-    if found is None or found[0] != len(part.groups):
-        return f"has not all key groups of {operator!r} in schema {schema}"
-    return ""

@@ -1,0 +1,1 @@
+"""State in a database that keeps versions of rows."""
