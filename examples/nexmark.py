@@ -157,7 +157,7 @@ def q14(bids: Stream) -> Stream:
             "date_time",
             "extra",
             count_c,
-            # The limits are converted, not each price: Spark then skips rows while it reads.
+            # The limits are converted, not each price.
             where="price > 1000000 / 0.908 and price < 50000000 / 0.908",
         )
     )
@@ -228,7 +228,7 @@ def select(*columns: str, where: str = "true") -> Callable[[DataFrame], DataFram
 
 
 def day() -> Column:
-    # The text of date_format(date_time, 'yyyy-MM-dd'), in less time.
+    # The same text as date_format(date_time, 'yyyy-MM-dd').
     return F.to_date("date_time").cast("string").alias("day")
 
 
