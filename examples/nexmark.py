@@ -157,7 +157,8 @@ def q14(bids: Stream) -> Stream:
             "date_time",
             "extra",
             count_c,
-            where="0.908 * price > 1000000 and 0.908 * price < 50000000",
+            # The limits are converted, not each price.
+            where="price > 1000000 / 0.908 and price < 50000000 / 0.908",
         )
     )
 
@@ -227,7 +228,8 @@ def select(*columns: str, where: str = "true") -> Callable[[DataFrame], DataFram
 
 
 def day() -> Column:
-    return F.date_format("date_time", "yyyy-MM-dd").alias("day")
+    # The same text as date_format(date_time, 'yyyy-MM-dd').
+    return F.to_date("date_time").cast("string").alias("day")
 
 
 def by_price(*counts: str) -> dict[str, Any]:

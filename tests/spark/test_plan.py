@@ -9,11 +9,12 @@ import pytest
 
 from cairn import Job, KeyedProcess, sinks
 from cairn.driver.spark_config import set_epoch_config
-from cairn.driver.spark_driver import _Reports
+from cairn.driver.spark_driver import SparkDriver, _Reports
 from cairn.key_groups import key_group, subtask_of
 from cairn.plan.dataframe import Planner
 from cairn.plan.deploy import job_spec
 from cairn.plan.frames import lay_pin
+from cairn.plan.in_stream import find_in_stream
 from cairn.plan.pruning import fill_unread
 from cairn.worker.forward import Forward
 from tests.marks import for_soak
@@ -122,6 +123,49 @@ def test_rows_of_one_sink_that_drops_them_are_counted_by_the_action(spark, make_
     run = finish(job, tmp_path / "checkpoint", parallelism=2)
     assert [epoch.rows_out for epoch in run.epochs()][::-1] == [1, 2]
     assert run.slots() == []
+
+
+def test_query_runs_the_transforms_of_rows_that_are_only_counted(
+    spark, make_input, tmp_path, monkeypatch
+):
+    """A transform that plans something else later is planned with its batch."""
+    rows = make_input(ROWS)
+    for value in range(3):
+        rows.add((1, None, "a"), (1, None, "a"), (2, None, "b"), (value, None, "c"))
+    letters, planned = ["c"], []
+    count = Planner.count
+    monkeypatch.setattr(Planner, "count", lambda *given: planned.append(1) or count(*given))
+
+    def some(df):
+        return df.where(f"s = '{letters[0]}'").withColumn("k", df.k + 1)
+
+    job = Job("counted", max_parallelism=16)
+    source = job.source("rows", rows.stream(spark))
+    source.transform(some).transform(lambda df: df.where("k > 1")).sink_to(sinks.Noop(), uid="out")
+    before = SparkDriver.execute
+
+    def execute(driver, batch, begin):
+        letters[0] = "c" if begin.epoch < 4 else "a"
+        return before(driver, batch, begin)
+
+    monkeypatch.setattr(SparkDriver, "execute", execute)
+    run = finish(job, tmp_path / "checkpoint", parallelism=2)
+    assert [epoch.rows_out for epoch in run.epochs()][::-1] == [0, 1, 2]
+    assert len(planned) == 1, "only the batch of the epoch with another plan"
+    assert [p["numInputRows"] for p in run._engine.query.recentProgress] == [4, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("where", "is_in_stream"),
+    [("k > 1", True), ("rand() < 2", False), ("t < now()", False), ("k < (select 3)", False)],
+)
+def test_only_transforms_that_are_the_same_in_a_stream_move_into_the_query(
+    spark, make_input, where, is_in_stream
+):
+    job = Job("moved", max_parallelism=16)
+    source = job.source("rows", make_input(ROWS).stream(spark))
+    source.transform(lambda df: df.where(where)).sink_to(sinks.Noop(), uid="out")
+    assert (find_in_stream(job.graph()) is not None) == is_in_stream
 
 
 def test_job_whose_sinks_drop_all_rows_counts_them_once_and_starts_no_slots(

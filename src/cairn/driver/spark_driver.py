@@ -50,6 +50,7 @@ from cairn.plan.frames import (
     streaming_input,
 )
 from cairn.plan.graph import Graph, TransformNode
+from cairn.plan.in_stream import count_rows_of, find_in_stream
 from cairn.plan.measures import Observed
 from cairn.plan.parts import Batch, count_rows, open_batch
 from cairn.plan.pruning import find_read
@@ -130,6 +131,7 @@ class SparkDriver:
         self._session: SparkSession | None = None
         """The one that epochs are planned in, with settings of its own."""
         self._no_input: DataFrame | None = None
+        self._in_stream = find_in_stream(graph)
         self._sliced: SlicedRows | None = None
         """The rows of the batch at hand, if they are read in slices."""
         self._departures: Departures | None = None
@@ -265,9 +267,13 @@ class SparkDriver:
     def start_query(
         self, folder_url: str, trigger: str, run_batch: Callable[[DataFrame, int], None]
     ) -> StreamingQuery:
-        writer = (
+        rows = (
             streaming_input(self.graph, self.planner.read)
-            .writeStream.foreachBatch(run_batch)
+            if self._in_stream is None
+            else self._in_stream.rows
+        )
+        writer = (
+            rows.writeStream.foreachBatch(run_batch)
             .option("checkpointLocation", folder_url)
             .queryName(f"{QUERY_PREFIX}{self.graph.name}-{self.run_id[:8]}")
         )
@@ -449,6 +455,8 @@ class SparkDriver:
 
     def _act(self, rows: DataFrame, begin: Begin, *, is_batch: bool) -> tuple[list[Ack], Observed]:
         """Run the Spark action of an attempt."""
+        if self._in_stream is not None:
+            return self._count_in_stream(rows, begin, is_batch=is_batch)
         batch = self._open_batch(rows, is_batch)
         if self.graph.needs_slots:
             planned = self.planner.epoch(batch.rows, batch.parts, observed=is_batch)
@@ -461,8 +469,22 @@ class SparkDriver:
         if is_batch:
             observed = self.planner.count(batch.rows, batch.parts)
             count_rows(batch, self.planner.planned)
-        # Slots would have nothing to do, so the driver acknowledges for them.
-        return [Ack(0, subtask, [], {}) for subtask in range(begin.parallelism)], observed
+        return _acknowledge(begin), observed
+
+    def _count_in_stream(
+        self, rows: DataFrame, begin: Begin, *, is_batch: bool
+    ) -> tuple[list[Ack], Observed]:
+        """Run the Spark action of an attempt where the query has transformed the rows."""
+        assert self._in_stream is not None
+        assert self._sliced is None, "only slots that are short of memory divide a batch"
+        if not is_batch:
+            return _acknowledge(begin), Observed({}, {})
+        if self._in_stream.is_current():
+            return _acknowledge(begin), self.planner.observe_count(count_rows_of(rows))
+        batch = self._in_stream.open_source(self.spark, rows)
+        observed = self.planner.count(batch.rows)
+        count_rows(batch, self.planner.planned)
+        return _acknowledge(begin), observed
 
     def _take_slice(self, rows: DataFrame, slice: Slice) -> DataFrame:
         """Return the rows of a slice. With the first one the batch is computed."""
@@ -595,6 +617,11 @@ class SparkDriver:
         end_slots(run_id, keep, as_of)
         if self.planner.pin is not None:
             self.planner.pin.foreach(lambda _: end_slots(run_id, keep, as_of) and None)
+
+
+def _acknowledge(begin: Begin) -> list[Ack]:
+    """Return the acknowledgements of slots that would have nothing to do."""
+    return [Ack(0, subtask, [], {}) for subtask in range(begin.parallelism)]
 
 
 def _batch_limit(graph: Graph) -> BatchLimit:

@@ -94,6 +94,7 @@ class Planner:
         self._observations: dict[str, Sequence[Measure]] = {}
         """For the epoch planned last: the columns of each observation."""
         self._parsed: dict[str, Column] = {}
+        self._sequences: dict[tuple[str, ...], Any] = {}
         self._feeds = [
             Feed(graph, level, parallelism, pin is not None, starts) for level in graph.levels
         ]
@@ -178,7 +179,11 @@ class Planner:
         count = int(computed.count())
         if len(ports) > 1:
             return self.read_observed()
-        return Observed({}, {edge.consumer: count for edge in level.counted})
+        return self.observe_count(count)
+
+    def observe_count(self, count: int) -> Observed:
+        """Return the observations of a batch of one stream, whose rows are all dropped."""
+        return Observed({}, {edge.consumer: count for edge in self.graph.levels[0].counted})
 
     # Event times and counted rows
 
@@ -275,8 +280,15 @@ class Planner:
         return order
 
     def _project(self, rows: DataFrame, columns: Sequence[str]) -> DataFrame:
-        """Like selectExpr, but SQL is parsed once per run, not once per epoch."""
-        return rows.select(*self._columns_of(columns))
+        """Like selectExpr, but SQL goes to the JVM and is parsed once per run, not per epoch."""
+        return DataFrame(rows._jdf.select(self._sequence_of(rows, columns)), rows.sparkSession)
+
+    def _sequence_of(self, rows: DataFrame, columns: Sequence[str]) -> Any:
+        """Return Java's sequence of columns: to make one takes a call for each of them."""
+        key = tuple(columns)
+        if key not in self._sequences:
+            self._sequences[key] = rows._jcols(*self._columns_of(columns))
+        return self._sequences[key]
 
     def _columns_of(self, columns: Sequence[str]) -> list[Column]:
         for text in columns:
@@ -484,8 +496,11 @@ class Planner:
         is_grouped = node.uid in self.grouped or partials.layout.is_keyless
         if partials.grouping is None or not is_grouped:
             return self._project(rows, partials.rows)
-        groups = rows.groupBy(*self._columns_of(partials.grouping))
-        grouped = groups.agg(*self._columns_of(partials.grouped))
+        groups = rows._jdf.groupBy(self._sequence_of(rows, partials.grouping))
+        first, *others = partials.grouped
+        (column,) = self._columns_of([first])
+        made = groups.agg(column._jc, self._sequence_of(rows, others))
+        grouped = DataFrame(made, rows.sparkSession)
         # In as many tasks as there are subtasks, whatever the session's number for shuffles is.
         return grouped.coalesce(self.parallelism)
 

@@ -19,6 +19,7 @@ Always true here:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -52,9 +53,8 @@ def open_batch(spark: SparkSession, rows: DataFrame, count: int) -> Batch:
     `spark` started the query, which has handed over `rows`.
     """
     try:
-        query_id = spark.sparkContext.getLocalProperty(QUERY_PROPERTY)
-        execution = spark._jsparkSession.streams().get(query_id).streamingQuery().lastExecution()
-        logical = execution.analyzed().children().apply(0)
+        execution = _execution_of(spark)
+        logical = _logical_of(execution)
         is_repeatable = _is_repeatable(logical)
         found = None
         if count > 1:
@@ -67,6 +67,31 @@ def open_batch(spark: SparkSession, rows: DataFrame, count: int) -> Batch:
     except Exception as error:
         logger.debug("the rows of all sources are read together: %s", error)
         return Batch(rows, None, [])
+
+
+def open_source(spark: SparkSession, rows: DataFrame, depth: int) -> Batch | None:
+    """Return the rows that the batch at hand reads, below `depth` nodes of the query's plan.
+
+    None if they cannot be read again.
+    """
+    execution = _execution_of(spark)
+    logical = _logical_of(execution)
+    for _ in range(depth):
+        logical = logical.child()
+    if not _is_repeatable(logical):
+        return None
+    return Batch(_plan_rows(rows, logical), None, list(_scans(execution.executedPlan())))
+
+
+def _execution_of(spark: SparkSession) -> Any:
+    """Return Spark's execution of the batch that the thread at hand runs."""
+    query_id = spark.sparkContext.getLocalProperty(QUERY_PROPERTY)
+    return spark._jsparkSession.streams().get(query_id).streamingQuery().lastExecution()
+
+
+def _logical_of(execution: Any) -> Any:
+    """Return the logical plan of a batch, without the node for its sink."""
+    return execution.analyzed().children().apply(0)
 
 
 def count_rows(batch: Batch, frames: Iterable[DataFrame]) -> None:
@@ -93,7 +118,7 @@ def _metric(scan: Any) -> Any:
 def _scans(plan: Any) -> Iterator[Any]:
     """Yield the scans of files in a physical plan."""
     for leaf in items(plan.collectLeaves()):
-        if _kind(leaf) == "FileSourceScanExec":
+        if kind_of(leaf) == "FileSourceScanExec":
             yield leaf
 
 
@@ -104,10 +129,10 @@ def _is_repeatable(plan: Any) -> bool:
     ahead = [plan]
     while ahead:
         node = ahead.pop()
-        kind = _kind(node)
+        kind = kind_of(node)
         if kind not in _REPEATABLE:
             return False
-        if kind == "LogicalRelation" and _kind(node.relation()) != "HadoopFsRelation":
+        if kind == "LogicalRelation" and kind_of(node.relation()) != "HadoopFsRelation":
             return False
         ahead += items(node.children())
     return True
@@ -117,10 +142,10 @@ def _find_parts(plan: Any) -> dict[int, list[Any]] | None:
     """Return the plans of each lane, logical or physical; None if one of them has no number."""
     found: dict[int, list[Any]] = {}
     root = _open(plan)
-    is_union = _kind(root) in ("Union", "UnionExec")
+    is_union = kind_of(root) in ("Union", "UnionExec")
     for part in items(root.children()) if is_union else [plan]:
         inner = _open(part)
-        if _kind(inner) == "LocalTableScanExec" and inner.rows().isEmpty():
+        if kind_of(inner) == "LocalTableScanExec" and inner.rows().isEmpty():
             continue  # Its source has no new rows.
         lane = _lane_of(inner)
         if lane is None:
@@ -131,10 +156,10 @@ def _find_parts(plan: Any) -> dict[int, list[Any]] | None:
 
 def _lane_of(plan: Any) -> int | None:
     """Return the number that all rows of a plan begin with; None if it is not known."""
-    if _kind(plan) not in ("Project", "ProjectExec"):
+    if kind_of(plan) not in ("Project", "ProjectExec"):
         return None
     first = plan.projectList().apply(0)
-    is_number = _kind(first) == "Alias" and _kind(first.child()) == "Literal"
+    is_number = kind_of(first) == "Alias" and kind_of(first.child()) == "Literal"
     return int(first.child().value()) if is_number and first.name() == LANE else None
 
 
@@ -157,8 +182,14 @@ def _unite(rows: DataFrame, made: Sequence[DataFrame]) -> DataFrame:
 def _plan_rows(rows: DataFrame, plan: Any) -> DataFrame:
     """Return the rows of a logical plan."""
     session = rows.sparkSession
-    made = session._jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, plan)
+    made = _dataset_class(session._jvm).ofRows(session._jsparkSession, plan)
     return DataFrame(made, session)
+
+
+@functools.lru_cache(maxsize=1)
+def _dataset_class(jvm: Any) -> Any:
+    # Each part of the name is looked for among all classes of the JVM.
+    return jvm.org.apache.spark.sql.classic.Dataset
 
 
 def _compute_rows(rows: DataFrame, plan: Any) -> DataFrame:
@@ -170,12 +201,13 @@ def _compute_rows(rows: DataFrame, plan: Any) -> DataFrame:
 
 def _open(plan: Any) -> Any:
     """Return the plan inside of those that only say how it is run."""
-    while _kind(plan) in _WRAPPERS:
+    while kind_of(plan) in _WRAPPERS:
         plan = plan.child()
     return plan
 
 
-def _kind(node: Any) -> str:
+def kind_of(node: Any) -> str:
+    """Return the name of the class of a plan or an expression."""
     return str(node.getClass().getSimpleName())
 
 

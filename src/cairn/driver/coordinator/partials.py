@@ -6,7 +6,8 @@ few keys, or because one subtask would get most of the rows, all of one key.
 Always true here:
 - the choice does not change results, only the place of the work;
 - it is the same in all attempts at an epoch;
-- the busiest subtask decides: an epoch takes as long as it does.
+- the busiest subtask decides: an epoch takes as long as it does. All tasks share the grouping,
+  however the keys are divided, so rows of one key pay for it sooner than rows of many keys.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from collections.abc import Sequence
 
 from cairn.protocol.messages import Ack
 
-GROUP_BELOW = 0.4
-"""Aggregate ahead if that leaves less than this share of the busiest subtask's rows."""
-UNGROUP_ABOVE = 0.55
+GROUPING_COST = 0.6
+"""Cost of grouping a row in Spark, in units of a row that reaches its subtask."""
+UNGROUPING_COST = 0.45
+"""The same, for groups that are made already: a choice that barely pays is kept."""
 ROWS_MIN = 1000
 """An epoch with fewer rows changes no choice."""
 
@@ -41,15 +43,15 @@ class PartialChoice:
         measured: dict[str, list[tuple[int, int]]] = {}
         for ack in acks:
             for operator in ack.operators:
-                if operator.partial_count:
-                    subtasks = measured.setdefault(operator.uid, [])
-                    subtasks.append((operator.rows_in, operator.partial_count))
+                subtasks = measured.setdefault(operator.uid, [])
+                subtasks.append((operator.rows_in, operator.partial_count))
         for uid, counts in measured.items():
-            rows = max(rows for rows, _ in counts)
+            total = sum(rows for rows, _ in counts)
             partials = max(partials for _, partials in counts)
-            if sum(rows for rows, _ in counts) < ROWS_MIN:
+            if total < ROWS_MIN or not partials:
                 continue
-            if partials < GROUP_BELOW * rows:
+            saved, grouped = max(rows for rows, _ in counts) - partials, total / len(counts)
+            if saved > GROUPING_COST * grouped:
                 self._learned |= {uid}
-            elif partials > UNGROUP_ABOVE * rows:
+            elif saved < UNGROUPING_COST * grouped:
                 self._learned -= {uid}
