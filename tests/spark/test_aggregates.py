@@ -6,7 +6,6 @@ import datetime as dt
 import decimal
 import math
 import random
-import re
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ import pytest
 from cairn import Job, PlanError, sinks
 from cairn.driver.coordinator import partials
 from cairn.driver.coordinator.partials import PartialChoice
-from cairn.plan.graph import PartialNode
 from tests.marks import for_soak
 from tests.spark.support import T0, finish
 
@@ -309,22 +307,6 @@ def test_spark_aggregates_ahead_while_that_leaves_few_rows(
     batch = spark.read.parquet(str(source.folder)).groupBy("k")
     expected = batch.agg(spark_expr("count(*) AS n"), spark_expr("sum(v) AS total")).collect()
     assert_same(last_of(out.rows, ("k",)), last_of(expected, ("k",)))
-
-
-@pytest.mark.parametrize(
-    ("asked", "how"),
-    [("max_by(s, i)", "ObjectHashAggregate"), ("min(s)", "ObjectHashAggregate"),
-     ("min(i)", "HashAggregate")],
-)  # fmt: skip
-def test_groups_are_made_ahead_without_a_sort(
-    spark: Any, make_input: Any, asked: str, how: str
-) -> None:
-    source = Job("planned").source("rows", make_input(SCHEMA).stream(spark))
-    stream = source.key_by("k").aggregate(x=asked, uid="totals")
-    (made,) = (n.partials for n in stream._job._nodes.values() if isinstance(n, PartialNode))
-    groups = spark.createDataFrame([], SCHEMA).groupBy(*map(spark_expr, made.grouping))
-    plan = groups.agg(*map(spark_expr, made.grouped))._jdf.queryExecution().sparkPlan().toString()
-    assert set(re.findall(r"(\w*Aggregate)\(", plan)) == {how}
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ few keys, or because one subtask would get most of the rows, all of one key.
 Always true here:
 - the choice does not change results, only the place of the work;
 - it is the same in all attempts at an epoch;
-- the busiest subtask decides: an epoch takes as long as it does. All tasks share the grouping,
-  however the keys are divided, so rows of one key pay for it sooner than rows of many keys.
+- the busiest subtask decides: an epoch takes as long as it does.
 """
 
 from __future__ import annotations
@@ -16,10 +15,9 @@ from collections.abc import Sequence
 
 from cairn.protocol.messages import Ack
 
-GROUPING_COST = 0.6
-"""Cost of grouping a row in Spark, in units of a row that reaches its subtask."""
-UNGROUPING_COST = 0.45
-"""The same, for groups that are made already: a choice that barely pays is kept."""
+GROUP_BELOW = 0.4
+"""Aggregate ahead if that leaves less than this share of the busiest subtask's rows."""
+UNGROUP_ABOVE = 0.55
 ROWS_MIN = 1000
 """An epoch with fewer rows changes no choice."""
 
@@ -43,15 +41,15 @@ class PartialChoice:
         measured: dict[str, list[tuple[int, int]]] = {}
         for ack in acks:
             for operator in ack.operators:
-                subtasks = measured.setdefault(operator.uid, [])
-                subtasks.append((operator.rows_in, operator.partial_count))
+                if operator.partial_count:
+                    subtasks = measured.setdefault(operator.uid, [])
+                    subtasks.append((operator.rows_in, operator.partial_count))
         for uid, counts in measured.items():
-            total = sum(rows for rows, _ in counts)
+            rows = max(rows for rows, _ in counts)
             partials = max(partials for _, partials in counts)
-            if total < ROWS_MIN or not partials:
+            if sum(rows for rows, _ in counts) < ROWS_MIN:
                 continue
-            saved, grouped = max(rows for rows, _ in counts) - partials, total / len(counts)
-            if saved > GROUPING_COST * grouped:
+            if partials < GROUP_BELOW * rows:
                 self._learned |= {uid}
-            elif saved < UNGROUPING_COST * grouped:
+            elif partials > UNGROUP_ABOVE * rows:
                 self._learned -= {uid}

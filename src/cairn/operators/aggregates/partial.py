@@ -21,7 +21,7 @@ import pyarrow as pa
 from cairn.functions import PartialProcess
 from cairn.operators.aggregates.accumulate import Aggregate
 from cairn.operators.aggregates.edges import Edge, ValueBy
-from cairn.operators.aggregates.objects import ArrowExtreme, Sketch
+from cairn.operators.aggregates.objects import Sketch
 from cairn.operators.aggregates.parse import Call, find_column
 from cairn.operators.aggregates.parts import Count, Moments, Part
 from cairn.operators.aggregates.sets import SetPart
@@ -30,9 +30,6 @@ from cairn.types import type_ddl
 
 _EMPTY = "cast(array() AS array<bigint>)"
 _TIMESTAMP = pa.timestamp("us", "UTC")
-_OBJECT_BUFFER = "collect_list(cast(NULL AS int))"
-"""An empty list for every group: with one such function, Spark aggregates in a hash table of
-objects."""
 
 
 @dataclass(frozen=True)
@@ -110,10 +107,7 @@ def make_partials(
     if carries_rows:
         inner = ", ".join(_quote(name) for name in schema.names)
         row = columns.add(columns.field("row", pa.struct(list(schema))), f"struct({inner})")
-    by_group = "count(1)"
-    if any(_would_sort(part) for aggregate in aggregates for part in aggregate.parts):
-        by_group += f" + size({_OBJECT_BUFFER})"
-    count = columns.add(columns.field("count", pa.int64()), "1L", by_group)
+    count = columns.add(columns.field("count", pa.int64()), "1L", "count(1)")
     values = iter(kept)
     parts: list[tuple[str, str | None]] = []
     for aggregate in aggregates:
@@ -313,13 +307,6 @@ def _can_group(aggregate: Aggregate, checks_overflow: bool) -> bool:
         if part.names == ("sum",) and part.types != (pa.float64(),) and not checks_overflow:
             return False
     return True
-
-
-def _would_sort(part: Part) -> bool:
-    """True if Spark would sort all rows by group: its usual hash table holds numbers only."""
-    if isinstance(part, ArrowExtreme):
-        return not pa.types.is_decimal(part.type)
-    return isinstance(part, Edge | ValueBy)
 
 
 def _has_map(type_: pa.DataType) -> bool:

@@ -45,14 +45,6 @@ def test_one_busy_subtask_is_reason_enough() -> None:
     assert choice.choose(1) == {"sum"}
 
 
-def test_rows_of_one_key_are_grouped_where_those_of_many_keys_are_not() -> None:
-    choice = PartialChoice()
-    choice.learn(acks((50_000, 23_000), (50_000, 23_000)))
-    assert choice.choose(1) == frozenset(), "both subtasks work already"
-    choice.learn(acks((100_000, 46_000), (0, 0)))
-    assert choice.choose(2) == {"sum"}, "one subtask has all rows, all tasks would group them"
-
-
 def test_it_goes_back_when_nothing_is_gained_and_not_before() -> None:
     choice = PartialChoice()
     choice.learn(acks((10_000, 3_000)))

@@ -41,24 +41,6 @@ def test_counting_rows_needs_no_column_of_its_own() -> None:
     assert layout.parts == ("__count", "__p1")
 
 
-@pytest.mark.parametrize(
-    ("text", "type_", "is_sorted"),
-    [
-        ("max(v)", pa.int64(), False),
-        ("max(v)", pa.decimal128(30, 2), False),
-        ("max(v)", pa.string(), True),
-        ("first(v)", pa.int64(), True),
-        ("max_by(v, at)", pa.int64(), True),
-    ],
-)
-def test_spark_groups_in_a_table_of_objects_where_it_would_sort_all_rows(
-    text: str, type_: pa.DataType, is_sorted: bool
-) -> None:
-    count = made(text, type_).grouped[0]
-    assert count.startswith("count(1)") and count.endswith(" AS `__count`")
-    assert ("collect_list" in count) == is_sorted
-
-
 def test_whole_rows_cannot_be_grouped() -> None:
     partials = made("max(v)", pa.int64(), carries_rows=True)
     assert partials.grouping is None
