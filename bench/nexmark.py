@@ -22,9 +22,7 @@ The answers are the same (see below), the ways are not. Flink runs the SQL of th
 and q9 it joins and keeps every bid, where cairn keeps a bid until the watermark has passed it;
 in q7 it joins every bid with the highest price, where cairn and Spark keep the highest bid. Flink
 emits a row per input row, cairn and Spark a row per key and batch. In q14 all engines count the
-letter with built-in functions; cairn and Spark compare prices in dollars with limits in dollars,
-where Flink converts each price first. The day of q15 to q17 is formatted from a time in Flink, and
-is a date as text in cairn and Spark.
+letter with built-in functions.
 
 `--write FOLDER` only writes the events. `--check` compares Flink's answers with those of a batch
 query; tests/spark/test_nexmark.py does so with cairn's.

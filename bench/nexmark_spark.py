@@ -89,7 +89,7 @@ def q11(bids: DataFrame) -> DataFrame:
 
 
 def q14(bids: DataFrame) -> DataFrame:
-    return bids.where("price > 1000000 / 0.908 and price < 50000000 / 0.908").selectExpr(
+    return bids.where("0.908 * price > 1000000 and 0.908 * price < 50000000").selectExpr(
         "auction",
         "bidder",
         "0.908 * price as price",
@@ -103,7 +103,7 @@ def q14(bids: DataFrame) -> DataFrame:
 
 
 def q17(bids: DataFrame) -> DataFrame:
-    return bids.groupBy("auction", F.to_date("date_time").cast("string").alias("day")).agg(
+    return bids.groupBy("auction", F.date_format("date_time", "yyyy-MM-dd").alias("day")).agg(
         F.count("*").alias("total_bids"),
         *(F.count_if(F.expr(where)).alias(name) for name, where in RANKS.items()),
         F.min("price").alias("min_price"),

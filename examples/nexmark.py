@@ -157,8 +157,7 @@ def q14(bids: Stream) -> Stream:
             "date_time",
             "extra",
             count_c,
-            # The limits are converted, not each price.
-            where="price > 1000000 / 0.908 and price < 50000000 / 0.908",
+            where="0.908 * price > 1000000 and 0.908 * price < 50000000",
         )
     )
 
@@ -228,8 +227,7 @@ def select(*columns: str, where: str = "true") -> Callable[[DataFrame], DataFram
 
 
 def day() -> Column:
-    # The same text as date_format(date_time, 'yyyy-MM-dd').
-    return F.to_date("date_time").cast("string").alias("day")
+    return F.date_format("date_time", "yyyy-MM-dd").alias("day")
 
 
 def by_price(*counts: str) -> dict[str, Any]:
