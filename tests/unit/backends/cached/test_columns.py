@@ -212,7 +212,7 @@ def test_rows_are_counted_once_while_a_base_is_written_and_after_it_was_given_up
     put(range(100))
     slot.table = table
     slot.write_base(store)
-    table.note_loaded()
+    table.note_loaded(GROUPS)
     put(range(50, 400))
     assert table.count_held().entries == 400
 
