@@ -50,6 +50,7 @@ NOT_TRANSLATED = [
     lambda rows: rows.where("b < true"),
     lambda rows: rows.where("i = 'one'"),
     lambda rows: rows.where("s = null"),
+    lambda rows: rows.where(F.col("s").isin()),
     lambda rows: rows.where("t < current_timestamp()"),
     lambda rows: rows.where("rand() > 0.5"),
     lambda rows: rows.where("s collate UTF8_LCASE = 'a'"),

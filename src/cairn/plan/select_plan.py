@@ -150,6 +150,8 @@ class _Translator:
         if kind == "In":
             value = self.expression(found.value(), columns)
             options = [self.expression(each, columns) for each in _items(found.list())]
+            if not options:
+                raise _UnknownError("a list without values")
             each, *others = [_compare("EqualTo", value, option) for option in options]
             for other in others:
                 each = Condition("Or", (each, other))
