@@ -58,7 +58,7 @@ $(READY): pyproject.toml
 	  $(PYTHON) -m venv --clear --without-pip $(VENV) && \
 	  $(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }
 	@echo "installing cairn and its tools into $(VENV) ..."
-	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.3'
 	@$(BIN)/python -m pip install --quiet --editable . --group dev
 	@# The question `cairn.session` asks when it starts Spark: is there a Java it can run on?
 	@$(BIN)/python -c 'from cairn.driver.java import find_java; find_java()' 2>/dev/null || { \
