@@ -389,13 +389,14 @@ class Coordinator:
         assert self.log.last is not None and self._collector is not None, "epochs follow a takeover"
         number = self.log.last + 1
         now_ms = self.now_ms()
-        division = Division(
-            self.newest,
-            self.scoped_states,
-            self.parallelism,
-            self.spec.group_count,
-            self.starts,
-        )
+        with pause_collector():
+            division = Division(
+                self.newest,
+                self.scoped_states,
+                self.parallelism,
+                self.spec.group_count,
+                self.starts,
+            )
         started = time.perf_counter()
         crash_point("driver.epoch.begun")
         attempts = Attempts(
@@ -408,9 +409,10 @@ class Coordinator:
         )
         while True:
             try:
-                begin = self._begin(
-                    number, attempts.failed, now_ms, division, is_draining, has_rows
-                )
+                with pause_collector():
+                    begin = self._begin(
+                        number, attempts.failed, now_ms, division, is_draining, has_rows
+                    )
                 ran = self._attempt(begin, position, execute, division, started)
                 with pause_collector():
                     epoch = self._manifest(ran)
