@@ -690,7 +690,9 @@ class Coordinator:
             # Noted here, as the record has nothing left to publish.
             published = {uid: len(given) for uid, given in ran.prepared.items()}
         sink_rows = count_sink_rows(ran.rounds)
-        batch = measure_epoch(self.spec, ran.acks, reports, sources_ms, published, sink_rows)
+        batch = measure_epoch(
+            self.spec, ran.acks, reports, sources_ms, published, sink_rows, ran.ran_ms
+        )
         metrics = with_totals(
             batch if before is None else add_measured(before.metrics, batch),
             batch,
