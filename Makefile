@@ -23,8 +23,8 @@ soak: $(READY) ## Tests that take long, then ten minutes of kills, outages and r
 	@CAIRN_EXAMPLES=100 $(BIN)/python -m pytest -q --basetemp=$$(mktemp -d /tmp/ct.XXXXXX) tests/property tests/unit/operators tests/unit/web/test_description.py
 	@$(BIN)/python -m tests.soak --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
 
-spark-versions: $(READY) ## Some tests over the oldest Spark that works, or those of VERSIONS="4.1.0 4.2.1"
-	@PYTHON=$(BIN)/python ./.ci/spark-versions $(or $(VERSIONS),4.1.0)
+spark-versions: $(READY) ## Tests over the oldest Spark that works, or those of VERSIONS="4.1.0 4.2.1"
+	@PYTHON=$(BIN)/python ./.ci/spark-versions $(VERSIONS)
 
 check: $(READY) ## Lint, formatting, types
 	$(BIN)/ruff check
