@@ -23,8 +23,8 @@ soak: $(READY) ## Tests that take long, then ten minutes of kills, outages and r
 	@CAIRN_EXAMPLES=100 $(BIN)/python -m pytest -q --basetemp=$$(mktemp -d /tmp/ct.XXXXXX) tests/property tests/unit/operators tests/unit/web/test_description.py
 	@$(BIN)/python -m tests.soak --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
 
-spark-versions: $(READY) ## Some tests over the oldest Spark that works, or those of VERSIONS="4.1.0 4.2.1"
-	@PYTHON=$(BIN)/python ./.ci/spark-versions $(or $(VERSIONS),4.1.0)
+spark-versions: $(READY) ## Tests over the oldest Spark that works, or those of VERSIONS="4.1.0 4.2.1"
+	@PYTHON=$(BIN)/python ./.ci/spark-versions $(VERSIONS)
 
 check: $(READY) ## Lint, formatting, types
 	$(BIN)/ruff check
@@ -58,7 +58,7 @@ $(READY): pyproject.toml
 	  $(PYTHON) -m venv --clear --without-pip $(VENV) && \
 	  $(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }
 	@echo "installing cairn and its tools into $(VENV) ..."
-	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.3'
 	@$(BIN)/python -m pip install --quiet --editable . --group dev
 	@# The question `cairn.session` asks when it starts Spark: is there a Java it can run on?
 	@$(BIN)/python -c 'from cairn.driver.java import find_java; find_java()' 2>/dev/null || { \

@@ -12,19 +12,18 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import fcntl
 import functools
-import hashlib
-import io
 import os
 import re
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tarfile
 import tempfile
 import time
-import urllib.request
 import uuid
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,11 +33,11 @@ import pytest
 from cairn.driver.java import find_java
 
 _JARS = Path(__file__).parents[1] / "build" / "hdfs-2.7.3"
-_PACKAGE = (
-    "https://files.pythonhosted.org/packages/13/29/"
-    "1a5d7c60609dfc8fd79c86965e95ea7e9e181385d839bc43913d277effa2/pyspark-2.4.8.tar.gz"
-)
+_PACKAGE = "pyspark==2.4.8"
 _SHA256 = "3a19b71b8dc8dd91ebc943604a05e1ab01bce052456d42937035632d852d78dc"
+_TO_BUILD = "pypandoc<1.8"
+"""pip reads the name of a source package by running its setup.py, and that needs one this old."""
+_FETCH_S_MAX = 180
 _NEEDED = re.compile(
     r".*/deps/jars/((hadoop-(common|hdfs|auth|annotations)|commons-|guava|protobuf-java|log4j|slf4j"
     r"|jcl-over|jetty|javax\.|netty|htrace|xmlenc|xercesImpl|xml-apis|jackson-\w+-asl"
@@ -65,28 +64,45 @@ _PR_SET_PDEATHSIG = 1
 @functools.cache
 def why_no_hdfs() -> str | None:
     """Fetch what is missing; return why there can be no HDFS here, None if there can."""
-    if _JARS.is_dir():
-        return None
-    try:
-        with urllib.request.urlopen(_PACKAGE, timeout=60) as answer:
-            data = answer.read()
-    except OSError as error:
-        return f"cannot fetch the jars of HDFS from {_PACKAGE}: {error}"
-    if hashlib.sha256(data).hexdigest() != _SHA256:
-        return f"{_PACKAGE} is not the file that was expected"
     _JARS.parent.mkdir(exist_ok=True)
-    new = Path(tempfile.mkdtemp(prefix="hdfs-", dir=_JARS.parent))
-    with tarfile.open(fileobj=io.BytesIO(data)) as package:
-        for member in package:
-            match = _NEEDED.fullmatch(member.name)
-            content = package.extractfile(member) if match else None
-            if match and content is not None:
-                (new / match[1]).write_bytes(content.read())
-    try:
-        new.rename(_JARS)
-    except OSError:  # Another lane of the tests was faster.
-        shutil.rmtree(new)
+    # One lane of the tests fetches, and the others wait for it.
+    with (_JARS.parent / "hdfs.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if _JARS.is_dir():
+            return None
+        with tempfile.TemporaryDirectory(prefix="hdfs-", dir=_JARS.parent) as folder:
+            try:
+                package = _download(Path(folder))
+            except subprocess.SubprocessError as error:
+                printed = getattr(error, "stderr", None) or str(error)
+                why = printed.strip().splitlines()[-1]
+                return f"pip cannot fetch {_PACKAGE}, which has the jars of HDFS: {why}"
+            _take_jars(package, Path(folder) / "jars").rename(_JARS)
     return None
+
+
+def _download(folder: Path) -> Path:
+    """Fetch the source package; pip compares it with its checksum before it runs any of it."""
+    wanted, to_build = folder / "wanted.txt", folder / "build.txt"
+    wanted.write_text(f"{_PACKAGE} --hash=sha256:{_SHA256}\n")
+    to_build.write_text(f"{_TO_BUILD}\n")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
+    command += ["--no-binary", "pyspark", "--build-constraint", str(to_build)]
+    command += ["--requirement", str(wanted), "--dest", str(folder / "got")]
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=_FETCH_S_MAX)
+    (package,) = (folder / "got").iterdir()
+    return package
+
+
+def _take_jars(package: Path, target: Path) -> Path:
+    target.mkdir()
+    with tarfile.open(package) as files:
+        for member in files:
+            match = _NEEDED.fullmatch(member.name)
+            content = files.extractfile(member) if match else None
+            if match and content is not None:
+                (target / match[1]).write_bytes(content.read())
+    return target
 
 
 class Server:

@@ -27,7 +27,7 @@ from pyspark.find_spark_home import _find_spark_home
 from cairn.driver.java import find_java
 from tests.cluster.hosts import ROOT, Host, Hosts
 from tests.s3 import S3, s3_server
-from tests.spark.support import Program
+from tests.spark.support import Program, eventually
 
 MASTER_PORT = 7077
 LOST_S = 15
@@ -99,7 +99,10 @@ class Cluster:
         command += ["--webui-port", "0", "--work-dir", "/tmp/work", self.url]
         host = self.hosts.add(name, first=command if is_first else None)
         assert host.address == address
-        if not is_first:
+        if is_first:
+            # Spark's script looks for Java, and then becomes the JVM.
+            assert eventually(lambda: host.first.name() == "java", within_s=60), "no JVM"
+        else:
             host.run(command, env=environment)
         return host
 

@@ -17,6 +17,7 @@ DYNAMIC = {
     "spark.dynamicAllocation.shuffleTracking.enabled": "true",
     "spark.dynamicAllocation.minExecutors": "1",
     "spark.dynamicAllocation.maxExecutors": "4",
+    "spark.dynamicAllocation.schedulerBacklogTimeout": "2s",
     "spark.dynamicAllocation.executorIdleTimeout": f"{IDLE_S}s",
     "spark.dynamicAllocation.cachedExecutorIdleTimeout": "600s",
     "spark.dynamicAllocation.shuffleTracking.timeout": f"{IDLE_S}s",
@@ -30,11 +31,11 @@ def executors(cluster):
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_executors_follow_the_subtasks_from_one_to_four_and_back(cluster, expected):
     """Rows of the epochs with four subtasks are slow: tasks wait, so Spark asks for executors."""
     rows = len(payments(FILES)[0])
-    trap = f"sleep {GROWS_AFTER * rows}-{SHRINKS_AFTER * rows} 0.1"
+    trap = f"sleep {GROWS_AFTER * rows}-{SHRINKS_AFTER * rows} 0.2"
     change = ("--change", f"{GROWS_AFTER}:rescale=4", f"{SHRINKS_AFTER}:rescale=1")
     options = {"parallelism": 1, "ends_with": 1, "trap": trap}
     with (
@@ -44,7 +45,8 @@ def test_executors_follow_the_subtasks_from_one_to_four_and_back(cluster, expect
     ):
         for _ in range(GROWS_AFTER):
             run.feed()
-        assert executors(cluster) == 1
+        # On a busy machine the first tasks may have waited long enough for more.
+        assert eventually(lambda: executors(cluster) == 1, within_s=4 * IDLE_S)
         seen = []
         while run.source.count < SHRINKS_AFTER:
             seen.append(len({place.partition(":")[0] for place in run.feed()}))

@@ -9,11 +9,13 @@ Always true here:
 - a chained operator does not wait;
 - in a batch of several rounds, the longest one counts.
 
-Finish times are taken from the clock of each machine.
+Finish times are taken from the clock of each machine. Where clocks differ by more than the batch
+took, the alignment is not known.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from cairn.protocol.messages import Report
@@ -21,11 +23,15 @@ from cairn.protocol.spec import LevelSpec, OperatorSpec
 
 
 def level_alignment_ms(
-    levels: Sequence[LevelSpec], reports: Sequence[Report], sources_ms: int | None
+    levels: Sequence[LevelSpec],
+    reports: Sequence[Report],
+    sources_ms: int | None,
+    ran_ms: float = math.inf,
 ) -> dict[int, int | None]:
     """Return the alignment time of each level; None if it is not known.
 
-    `sources_ms` is the time between the first and the last Spark task before level 0.
+    `sources_ms` is the time between the first and the last Spark task before level 0, and `ran_ms`
+    the time that the batch took.
     """
     # Each round is a Spark action of its own, with its own stages.
     finished: dict[tuple[int, int | None], dict[int, int]] = {}
@@ -38,17 +44,21 @@ def level_alignment_ms(
     for (level, _), subtasks in finished.items():
         spread = max(subtasks.values()) - min(subtasks.values())
         spreads[level] = max(spread, spreads.get(level, 0))
+    known = {level: spread for level, spread in spreads.items() if spread <= ran_ms}
     return {
-        level.index: sources_ms if level.index == 0 else spreads.get(level.index - 1)
+        level.index: sources_ms if level.index == 0 else known.get(level.index - 1)
         for level in levels
     }
 
 
 def alignment_ms(
-    levels: Sequence[LevelSpec], reports: Sequence[Report], sources_ms: int | None
+    levels: Sequence[LevelSpec],
+    reports: Sequence[Report],
+    sources_ms: int | None,
+    ran_ms: float = math.inf,
 ) -> dict[str, int | None]:
     """Return the alignment time of each operator."""
-    waited = level_alignment_ms(levels, reports, sources_ms)
+    waited = level_alignment_ms(levels, reports, sources_ms, ran_ms)
     return {
         operator.uid: 0 if is_chained(operator) else waited[level.index]
         for level in levels

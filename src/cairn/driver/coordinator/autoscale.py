@@ -245,13 +245,15 @@ def busy_ms(timings: Timings) -> float:
 
 
 def find_bound(timings: Timings, spec: JobSpec, parallelism: int) -> str:
-    """Return an operator with fewer subtasks than the job that takes most of the busiest level.
+    """Return an operator with fewer subtasks than the job that takes most of the busy time.
 
     "" if there is none. Subtasks are timed with all operators of a level together: those beyond
     the bound of an operator do all of the work but its own.
     """
     slowest = _slowest(timings)
     busiest = max(slowest, key=lambda level: slowest[level], default=None)
+    if busiest is None or slowest[busiest] < DOMINANT * sum(slowest.values()):
+        return ""  # More subtasks help the other levels.
     busy = {
         each.subtask: each.process_ms + each.snapshot_ms
         for each in timings.subtasks

@@ -389,13 +389,14 @@ class Coordinator:
         assert self.log.last is not None and self._collector is not None, "epochs follow a takeover"
         number = self.log.last + 1
         now_ms = self.now_ms()
-        division = Division(
-            self.newest,
-            self.scoped_states,
-            self.parallelism,
-            self.spec.group_count,
-            self.starts,
-        )
+        with pause_collector():
+            division = Division(
+                self.newest,
+                self.scoped_states,
+                self.parallelism,
+                self.spec.group_count,
+                self.starts,
+            )
         started = time.perf_counter()
         crash_point("driver.epoch.begun")
         attempts = Attempts(
@@ -408,9 +409,10 @@ class Coordinator:
         )
         while True:
             try:
-                begin = self._begin(
-                    number, attempts.failed, now_ms, division, is_draining, has_rows
-                )
+                with pause_collector():
+                    begin = self._begin(
+                        number, attempts.failed, now_ms, division, is_draining, has_rows
+                    )
                 ran = self._attempt(begin, position, execute, division, started)
                 with pause_collector():
                     epoch = self._manifest(ran)
@@ -688,7 +690,9 @@ class Coordinator:
             # Noted here, as the record has nothing left to publish.
             published = {uid: len(given) for uid, given in ran.prepared.items()}
         sink_rows = count_sink_rows(ran.rounds)
-        batch = measure_epoch(self.spec, ran.acks, reports, sources_ms, published, sink_rows)
+        batch = measure_epoch(
+            self.spec, ran.acks, reports, sources_ms, published, sink_rows, ran.ran_ms
+        )
         metrics = with_totals(
             batch if before is None else add_measured(before.metrics, batch),
             batch,

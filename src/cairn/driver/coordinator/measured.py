@@ -6,6 +6,7 @@ figures together.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from types import MappingProxyType
@@ -106,7 +107,7 @@ def time_epoch(
         for name in _PHASES
     }
     reports = [report for each in rounds for report in each]
-    waited = level_alignment_ms(spec.levels, reports, sources_ms)
+    waited = level_alignment_ms(spec.levels, reports, sources_ms, ran_ms)
     first_round = sorted(rounds[0] if rounds else (), key=lambda r: (r.level, r.subtask))
     return Timings(
         run_ms=round(ran_ms, 1),
@@ -145,10 +146,12 @@ def measure_epoch(
     sources_ms: int | None = None,
     published: dict[str, int] | None = None,
     sink_rows: Mapping[str, int] = MappingProxyType({}),
+    ran_ms: float = math.inf,
 ) -> Measured:
     """Return the figures of a batch: rows of all rounds together, state as of the last one.
 
-    `sink_rows` are the rows that Spark has counted for sinks that drop them.
+    `ran_ms` is the time that it took, and `sink_rows` are the rows that Spark has counted for sinks
+    that drop them.
     """
     reports = [report for each in rounds for report in each]
     acked: dict[str, list[OperatorAck]] = {}
@@ -165,7 +168,7 @@ def measure_epoch(
             keys[uid] += held.keys
             entries[uid] += held.entries
     compacted = collect_announced(reports)
-    waited = alignment_ms(spec.levels, reports, sources_ms)
+    waited = alignment_ms(spec.levels, reports, sources_ms, ran_ms)
     group_rows, hot_keys = _heat_of(rounds, spec.group_count)
     letters = letters_of(rounds)
     functions = {op.uid for level in spec.levels for op in level.operators}

@@ -60,6 +60,16 @@ def test_rounds_of_an_epoch_count_by_the_longest_of_them() -> None:
     assert level_alignment_ms(levels("a", "b"), reports, 0)[1] == 20
 
 
+def test_the_wait_is_not_known_where_clocks_of_hosts_differ_by_more_than_the_batch_took() -> None:
+    hour_ms = 3_600_000
+    reports = [
+        report(0, 0, 1_000), report(0, 1, 1_030 + hour_ms),
+        report(1, 0, 2_000), report(1, 1, 2_007),
+    ]  # fmt: skip
+    found = level_alignment_ms(levels("a", "b", "c"), reports, 5, ran_ms=1_500.0)
+    assert found == {0: 5, 1: None, 2: 7}
+
+
 class Store:
     """Spark's status store: {stage: [(launched, duration)]}, sorted by when they ended."""
 

@@ -284,6 +284,20 @@ def test_the_operator_that_bounds_a_job_takes_most_of_its_busiest_level() -> Non
     assert find_bound(Timings(), spec, 4) == ""
 
 
+def test_a_bounded_operator_does_not_bound_a_job_that_works_longer_elsewhere() -> None:
+    program = cairn.Job("j", max_parallelism=16)
+    rows = source(program, "s")
+    few = rows.key_by("k").process(Pass(), schema=ROW, uid="few", parallelism=1)
+    again = process(few, "many", key="v")
+    process(again, "more", key="k")
+    spec = job_spec(program.graph(), job_id="", checkpoint="memory:", backend="heap")
+    assert len(spec.levels) == 3
+    levels = [*_level(0, 10.0, 0.1), *_level(1, 8.0, 8.0), *_level(2, 7.0, 7.0)]
+    assert find_bound(Timings(subtasks=levels), spec, 2) == ""
+    levels = [*_level(0, 10.0, 0.1), *_level(1, 5.0, 5.0), *_level(2, 4.0, 4.0)]
+    assert find_bound(Timings(subtasks=levels), spec, 2) == "few"
+
+
 def test_a_light_operator_with_a_parallelism_of_its_own_does_not_bound_its_level() -> None:
     program = cairn.Job("j", max_parallelism=16)
     rows = source(program, "s").key_by("k")
