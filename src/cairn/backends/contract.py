@@ -117,6 +117,8 @@ class BaseTarget:
     """The term of the leader that committed the epoch; None: it is `term`."""
     epoch_nonce: str = ""
     """Names the manifest of the epoch, also among copies of the checkpoint."""
+    is_awaited: bool = False
+    """An epoch waits for this base. Others may be left to a later epoch."""
 
 
 @dataclass(frozen=True)

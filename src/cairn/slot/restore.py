@@ -190,8 +190,15 @@ def base_work(holding: Holding, store: Store, begin: Begin, scratch: str) -> Wor
 
 
 def write_base(
-    base: Base, uid: str, groups: range, store: Store, begin: Begin, scratch: str, pace: Pace
+    base: Base,
+    uid: str,
+    groups: range,
+    store: Store,
+    begin: Begin,
+    scratch: str,
+    pace: Pace | None = None,
 ) -> Compacted:
+    """Write a base of the parent epoch: paced, or at once for an epoch that waits for it."""
     assert begin.parent is not None, "a base is of a committed epoch"
     started = time.perf_counter()
     parent = Log(store).epoch(begin.parent)
@@ -211,9 +218,10 @@ def write_base(
         ),
         epoch_term=parent.term,
         epoch_nonce=parent.nonce,
+        is_awaited=pace is None,
     )
     crash_point("slot.base.begun")
-    stored = base.write(target, pace)
+    stored = base.write(target, pace or _go_on)
     crash_point("slot.base.written")
     return Compacted(
         uid=uid,
@@ -226,6 +234,10 @@ def write_base(
         stored=stored,
         ms=(time.perf_counter() - started) * 1000,
     )
+
+
+def _go_on() -> None:
+    """Take no rest."""
 
 
 def apply_work(holding: Holding, store: Store, begin: Begin) -> Work:
