@@ -200,6 +200,10 @@ class Backend(ABC):
     def prepare_promote(self, name: str, changes: Mapping[int, Mapping[Key, Change]]) -> None:
         """Prepare to promote these changes of a state, by key group."""
 
+    def is_short_of_memory(self) -> bool:
+        """True if changes that a base is to write take more memory than they may. On any thread."""
+        return False
+
     @abstractmethod
     def begin_base(self, tables: Mapping[str, Table], groups: range) -> Base:
         """Fix the present state, to be written. One base at a time."""

@@ -186,7 +186,7 @@ def base_work(holding: Holding, store: Store, begin: Begin, scratch: str) -> Wor
     def run(pace: Pace) -> Compacted:
         return write_base(base, uid, groups, store, begin, scratch, pace)
 
-    return Work(uid, run, base.close)
+    return Work(uid, run, base.close, holding.backend.is_short_of_memory)
 
 
 def write_base(
@@ -249,7 +249,7 @@ def apply_work(holding: Holding, store: Store, begin: Begin) -> Work:
         parent = Log(store).epoch(begin.parent)
         applying.apply(begin.term, parent.number, parent.nonce, pace)
 
-    return Work(holding.uid, run, applying.close)
+    return Work(holding.uid, run, applying.close, holding.backend.is_short_of_memory)
 
 
 def merge_work(
