@@ -25,7 +25,15 @@ Row = tuple[str, ...]
 
 
 def result(name: str) -> dict[str, Any]:
-    return json.loads((HERE / "results" / f"{name}.json").read_text())
+    return json.loads(_path(name).read_text())
+
+
+def _path(name: str) -> Path:
+    return HERE / "results" / f"{name}.json"
+
+
+def _is_measured(name: str) -> bool:
+    return _path(name).exists()
 
 
 def comparisons() -> str:
@@ -94,7 +102,7 @@ def _first_epoch() -> Row:
 
 def _failover_cases() -> list[dict[str, Any]]:
     """Return what was measured of fail-overs; nothing before the first measurement."""
-    is_measured = (HERE / "results" / "failover.json").exists()
+    is_measured = _is_measured("failover")
     return list(result("failover")["cases"]) if is_measured else []
 
 
@@ -324,9 +332,55 @@ def _snapshots() -> list[Row]:
             ", ".join(f"{facts['seconds']:.2f} × ({name})" for name, facts in aged.items()),
             "`bench/recovery.py`",
         ),
+        *_databases(),
         *_fail_over(),
         *_autoscale(),
     ]
+
+
+def _databases() -> list[Row]:
+    if not _is_measured("external"):
+        return []
+    found = result("external")
+    rows = []
+    if growth := found["growth"]:
+        keys = sorted({case["keys"] for case in found["starts"]})
+        rows.append(
+            (
+                f"With {_millions(keys[-1])} keys against {_millions(keys[0])}, until the first "
+                "epoch is committed: start, rollback by ten epochs, live rescale from 2 to 4 "
+                "subtasks",
+                "; ".join(
+                    f"{', '.join(f'{ratio:.2f} ×' for ratio in facts.values())} ({name})"
+                    for name, facts in sorted(growth.items())
+                ),
+                "`bench/external.py`",
+            )
+        )
+    if found["throughput"]:
+        rows.append(
+            (
+                "The same count and sum with state in a database, against RocksDB with the same "
+                "memory: all keys in memory; a tenth of them, and keys by Zipf's law",
+                "; ".join(
+                    f"{_of_rocksdb(found, name, 'cached')} and {_of_rocksdb(found, name, 'zipf')} "
+                    f"({name})"
+                    for name in ("postgres", "redis")
+                ),
+                "`bench/external.py`",
+            )
+        )
+    return rows
+
+
+def _of_rocksdb(found: dict[str, Any], backend: str, case: str) -> str:
+    """Return the part of RocksDB's throughput that a database has."""
+    parts = [
+        each["of_rocksdb"]
+        for each in found["throughput"]
+        if (each["backend"], each["case"]) == (backend, case)
+    ]
+    return f"{parts[0]:.0%}" if parts else "-"
 
 
 def _fail_over() -> list[Row]:
@@ -348,7 +402,7 @@ def _fail_over() -> list[Row]:
 
 def _autoscale() -> list[Row]:
     """Return the row of autoscaling, once it was measured."""
-    if not (HERE / "results" / "autoscale.json").exists():
+    if not _is_measured("autoscale"):
         return []
     measured = result("autoscale")
     load, zipf = measured["load"], measured["zipf"]
@@ -438,7 +492,7 @@ def _table(head: Row, rows: list[Row]) -> str:
 
 def external() -> str:
     """Return the tables of state in databases: starts by number of keys, and throughput."""
-    if not (HERE / "results" / "external.json").exists():
+    if not _is_measured("external"):
         return "Not measured yet."
     found = result("external")
     tables = []

@@ -16,6 +16,7 @@ from cairn.backends.rocksdb.backend import RocksBackend
 from cairn.storage.files import StateFile
 from cairn.storage.store import open_store
 from tests import servers
+from tests.marks import for_soak
 from tests.sqlite_versions import SCHEME, register
 
 _epochs = itertools.count(2)
@@ -24,6 +25,8 @@ VERSIONED = ["postgres", "sqlite"]
 OUTSIDE = [*SERVERS, "sqlite"]
 """Databases that are not in the slot."""
 ALL = [*BACKENDS, *OUTSIDE]
+MORE_IN_SOAK = [*BACKENDS, *map(for_soak, SERVERS)]
+"""For suites that take long: `make soak` runs them over the servers too."""
 register()
 
 

@@ -32,8 +32,8 @@ SCHEME = "sqlite-versions"
 TABLES = """
 create table if not exists rows (place text, grp int, state int, name blob, epoch int, value blob,
     primary key (place, grp, state, name, epoch)) without rowid;
-create table if not exists ranges (place text, operator text, grp int, term int, applied int,
-    collected int default -1, primary key (place, operator, grp)) without rowid;
+create table if not exists ranges (place text, operator text, grp int, term int,
+    claimed int, collected int default -1, primary key (place, operator, grp)) without rowid;
 """
 
 
@@ -124,23 +124,25 @@ class SqliteVersions(VersionStore):
 
     # Writing
 
-    def claim(self, writing: Writing, states: Mapping[str, StoredState]) -> None:
-        def claim(connection: sqlite3.Connection) -> None:
+    def claim(self, writing: Writing, states: Mapping[str, StoredState]) -> dict[int, int]:
+        def claim(connection: sqlite3.Connection) -> dict[int, int]:
             found = connection.execute(
-                f"select count(*) from ranges where {_GROUPS} and (term > ? or"
-                " (term = ? and applied > ?))",
-                (*self._groups(writing), writing.term, writing.term, writing.epoch),
-            ).fetchone()
-            if found[0]:
+                f"select grp, term, claimed from ranges where {_GROUPS}", self._groups(writing)
+            ).fetchall()
+            if writing.is_behind((term, epoch) for _, term, epoch in found):
                 raise writing.fence_error()
             connection.executemany(
-                "insert into ranges (place, operator, grp, term, applied) values (?, ?, ?, ?, -1)"
-                " on conflict do update set term = excluded.term,"
-                " applied = case when term = excluded.term then applied else -1 end",
-                [(self.place, writing.operator, g, writing.term) for g in writing.groups],
+                "insert into ranges (place, operator, grp, term, claimed)"
+                " values (?, ?, ?, ?, ?) on conflict do update set term = excluded.term,"
+                " claimed = excluded.claimed",
+                [
+                    (self.place, writing.operator, g, writing.term, writing.epoch)
+                    for g in writing.groups
+                ],
             )
+            return {group: epoch for group, _, epoch in found}
 
-        self._run(claim)
+        return self._run(claim)
 
     def write(self, writing: Writing, ops: Sequence[Op]) -> None:
         def write(connection: sqlite3.Connection) -> None:
@@ -154,19 +156,13 @@ class SqliteVersions(VersionStore):
         self._run(write)
 
     def finish(self, writing: Writing, visible: Mapping[int, Mapping[int, Layer]]) -> None:
-        def finish(connection: sqlite3.Connection) -> None:
-            self._check(connection, writing)
-            connection.execute(
-                f"update ranges set applied = ? where {_GROUPS}",
-                (writing.epoch, *self._groups(writing)),
-            )
-
-        self._run(finish)
+        # Each piece is durable, and there are no views.
+        self._run(lambda connection: self._check(connection, writing))
 
     def _check(self, connection: sqlite3.Connection, writing: Writing) -> None:
         """Refuse a writer that a newer one has fenced off."""
         found = connection.execute(
-            f"select count(*) from ranges where {_GROUPS} and term = ? and applied <= ?",
+            f"select count(*) from ranges where {_GROUPS} and term = ? and claimed <= ?",
             (*self._groups(writing), writing.term, writing.epoch),
         ).fetchone()
         if found[0] != len(writing.groups):

@@ -109,6 +109,8 @@ def test_a_history_grows_by_the_epochs_of_a_term_or_by_a_gap() -> None:
     two = extend(one, "a", 1, 6)
     assert two[0].epochs == (Epochs(3, 6, 1),) and _visible(two[0]) == "{[3,6]}"
     assert extend(two, "a", 8, 9)[0].epochs == (Epochs(3, 6, 1), Epochs(9, 9, 8))
+    assert extend(two, "a", 1, 9, claimed=6)[0].epochs == (Epochs(3, 9, 1),)
+    assert extend(two, "a", 1, 9, claimed=8)[0].epochs == (Epochs(3, 6, 1), Epochs(9, 9, 1))
     assert extend(two, "b", 8, 9) == (Layer("b", (Epochs(9, 9, 8),)), *two)
 
 
@@ -125,6 +127,22 @@ def test_an_older_writer_writes_nothing(table: Table, term: int, epoch: int) -> 
         with pytest.raises(FencedError):
             refused()
     assert table.read(table.of((0, 100))) == {1: 10}
+
+
+def test_a_claim_keeps_earlier_epochs_out_and_returns_what_was_claimed_before(table: Table) -> None:
+    early = table.claim(1, 5, range(1))
+    later = Writing("op", (0, 1), 1, 8)
+    assert dict(table.versions.claim(later, {"s": STATE})).get(0) == 5
+    ops = [(PREFIX.pack(0, NUMBERS["s"]) + pack(1), pack(10))]
+    with pytest.raises(FencedError):
+        table.versions.write(early, ops)
+    table.versions.write(later, ops)
+    assert table.read(table.of((5, 8))) == {1: 10}
+    assert set(table.versions.claim(later._replace(epoch=9), {"s": STATE}).values()) == {8}
+    # A later term may go back to an epoch before those that were undone.
+    after = later._replace(term=10, epoch=6)
+    assert set(table.versions.claim(after, {"s": STATE}).values()) == {9}
+    table.versions.write(after, ops)
 
 
 def test_writing_an_epoch_again_changes_nothing(table: Table) -> None:

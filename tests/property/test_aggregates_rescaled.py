@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cairn.backends import BACKENDS
-from cairn.backends.rocksdb.backend import RocksBackend
+from cairn.backends.cached.backend import CachedBackend
+from cairn.backends.redis import backend as redis_backend
 from cairn.driver.coordinator import compaction, epoch
 from cairn.driver.coordinator.epoch import Coordinator
 from cairn.plan.deploy import job_spec
@@ -34,6 +34,7 @@ from tests.aggregates_model import (
     make_partial_rows,
     sort_key,
 )
+from tests.backends import MORE_IN_SOAK, backend_name
 from tests.property.test_aggregates import TURN, View, assert_same, group_by_key, take_turn
 from tests.simulation.cluster import Cluster, Trouble
 
@@ -45,7 +46,7 @@ class Machine:
 
     def __init__(self, backend: str, scratch: str) -> None:
         self.function, self.partials = make_aggregation(None, SIGNED, takes_back=True, changes=True)
-        self.backend = backend
+        self.backend = backend_name(backend)
         self.scratch = scratch
         self.store = open_store("memory:")
         self.clock = ManualClock()
@@ -103,14 +104,15 @@ def small_limits() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compaction, "FAN_IN", 2)
         # Some of the states do not fit in memory after a few epochs.
-        patch.setattr(RocksBackend, "table_bytes_max", 300)
+        patch.setattr(CachedBackend, "table_bytes_max", 300)
+        patch.setattr(redis_backend, "APPLY_EPOCHS", 1)
         patch.setattr(compaction, "BASE_BYTES_MIN", 6_000)
         patch.setattr(epoch, "INLINE_BYTES_MAX", 2_500)
         patch.setattr(manifest, "FULL_EVERY", 3)
         yield
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", MORE_IN_SOAK)
 @settings(suppress_health_check=list(HealthCheck))
 @given(
     steps=st.lists(TURN | TURN | st.sampled_from([1, 2, 3, 5]), min_size=1, max_size=9),

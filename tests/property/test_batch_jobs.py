@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cairn import BatchProcess, state
-from cairn.backends import BACKENDS
+from cairn.backends.cached.backend import CachedBackend
 from cairn.backends.columnar import table as columns
-from cairn.backends.rocksdb.backend import RocksBackend
+from cairn.backends.redis import backend as redis_backend
 from cairn.driver.coordinator import compaction, epoch
 from cairn.driver.coordinator.epoch import Coordinator
 from cairn.plan.deploy import job_spec
@@ -35,6 +35,7 @@ from cairn.storage.verify import verify
 from cairn.testing import ManualClock
 from cairn.types import parse_schema
 from cairn.types.codec import codec
+from tests.backends import MORE_IN_SOAK, backend_name
 from tests.restored import restored_operator, stored_rows
 from tests.simulation.cluster import Cluster, Trouble
 
@@ -99,7 +100,7 @@ class Machine:
 
     def __init__(self, ddl: str, backend: str, scratch: str) -> None:
         self.schema = parse_schema(f"{ddl}, v bigint")
-        self.backend = backend
+        self.backend = backend_name(backend)
         self.scratch = scratch
         self.store = open_store("memory:")
         self.clock = ManualClock()
@@ -165,7 +166,8 @@ def small_limits() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compaction, "FAN_IN", 2)
         # Some of the states do not fit in memory after a few epochs.
-        patch.setattr(RocksBackend, "table_bytes_max", 300)
+        patch.setattr(CachedBackend, "table_bytes_max", 300)
+        patch.setattr(redis_backend, "APPLY_EPOCHS", 1)
         patch.setattr(compaction, "BASE_BYTES_MIN", 6_000)
         patch.setattr(epoch, "INLINE_BYTES_MAX", 2_500)
         patch.setattr(manifest, "FULL_EVERY", 3)
@@ -174,7 +176,7 @@ def small_limits() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", MORE_IN_SOAK)
 @pytest.mark.parametrize("ddl", KEYS)
 @settings(suppress_health_check=list(HealthCheck))
 @given(data=st.data(), trouble=st.sampled_from([0.0, 0.05]), seed=st.integers(0, 1 << 16))

@@ -16,10 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cairn import Job
-from cairn.backends import BACKENDS
 from cairn.backends.cached import mapped_rows
+from cairn.backends.cached.backend import CachedBackend
 from cairn.backends.columnar import row_table, runs
-from cairn.backends.rocksdb.backend import RocksBackend
+from cairn.backends.redis import backend as redis_backend
 from cairn.driver.coordinator import compaction, epoch
 from cairn.driver.coordinator.epoch import Coordinator
 from cairn.plan.deploy import job_spec
@@ -36,6 +36,7 @@ from cairn.stream import Stream
 from cairn.testing import ManualClock
 from cairn.types import parse_schema
 from cairn.types.codec import codec
+from tests.backends import MORE_IN_SOAK, backend_name
 from tests.simulation.cluster import Cluster, Trouble
 
 GROUP_COUNT = 8
@@ -59,7 +60,7 @@ class Machine:
     """A job, led again and again over one checkpoint."""
 
     def __init__(self, kind: str, backend: str, scratch: str) -> None:
-        self.kind, self.backend, self.scratch = kind, backend, scratch
+        self.kind, self.backend, self.scratch = kind, backend_name(backend), scratch
         self.store = open_store("memory:")
         self.clock = ManualClock()
         self.sinks: list[dict[str, Collect]] = []
@@ -215,8 +216,9 @@ def small_limits() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compaction, "FAN_IN", 2)
         # The content of rows does not fit in memory.
-        patch.setattr(RocksBackend, "table_bytes_max", 0)
+        patch.setattr(CachedBackend, "table_bytes_max", 0)
         patch.setattr(mapped_rows, "PAGE_BYTES_MIN", 1)
+        patch.setattr(redis_backend, "APPLY_EPOCHS", 1)
         patch.setattr(compaction, "BASE_BYTES_MIN", 6_000)
         patch.setattr(epoch, "INLINE_BYTES_MAX", 2_500)
         patch.setattr(manifest, "FULL_EVERY", 3)
@@ -228,7 +230,7 @@ def small_limits() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", MORE_IN_SOAK)
 @pytest.mark.parametrize("kind", KINDS)
 @settings(suppress_health_check=list(HealthCheck))
 @given(data=st.data(), trouble=st.sampled_from([0.0, 0.05]), seed=st.integers(0, 1 << 16))

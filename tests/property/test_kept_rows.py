@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cairn.backends import BACKENDS
+from cairn.backends.cached.backend import CachedBackend
 from cairn.backends.columnar import table as columns
-from cairn.backends.rocksdb.backend import RocksBackend
+from cairn.backends.redis import backend as redis_backend
 from cairn.driver.coordinator import compaction, epoch
 from cairn.functions import BatchProcess
 from cairn.operators import latest, top
@@ -28,6 +28,7 @@ from cairn.sinks import Collect
 from cairn.storage import manifest
 from cairn.storage.verify import verify
 from cairn.types import parse_schema
+from tests.backends import MORE_IN_SOAK
 from tests.property import test_batch_jobs as jobs
 from tests.simulation.cluster import Trouble
 
@@ -144,7 +145,8 @@ def small_limits() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compaction, "FAN_IN", 2)
         # Some of the states do not fit in memory after a few epochs.
-        patch.setattr(RocksBackend, "table_bytes_max", 300)
+        patch.setattr(CachedBackend, "table_bytes_max", 300)
+        patch.setattr(redis_backend, "APPLY_EPOCHS", 1)
         patch.setattr(compaction, "BASE_BYTES_MIN", 6_000)
         patch.setattr(epoch, "INLINE_BYTES_MAX", 2_500)
         patch.setattr(manifest, "FULL_EVERY", 3)
@@ -155,7 +157,7 @@ def small_limits() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", MORE_IN_SOAK)
 @pytest.mark.parametrize("name", CASES)
 @settings(suppress_health_check=list(HealthCheck))
 @given(data=st.data(), trouble=st.sampled_from([0.0, 0.05]), seed=st.integers(0, 1 << 16))

@@ -8,22 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 
+from cairn import SavepointWriter
 from cairn.backends import BaseTarget
 from cairn.backends.files import drop_external
 from cairn.backends.versioned.collection import VersionCollector
 from cairn.backends.versioned.contract import FencedError, place_of
 from cairn.backends.versioned.index import FORMATS, verify_base
 from cairn.errors import RestoreError
-from cairn.snapshots import EpochReader
+from cairn.snapshots import EpochReader, diff_epochs, open_savepoint
 from cairn.snapshots.rollback import rollback
 from cairn.storage.log import Log, read_job
 from cairn.storage.references import files_of
 from cairn.storage.removal import delete_checkpoint
 from cairn.storage.verify import verify
 from tests import servers
-from tests.backends import VERSIONED, backend_name
+from tests.backends import SERVERS, VERSIONED, backend_name
 from tests.marks import for_soak
 from tests.simulation.test_branch import branched_world
 from tests.simulation.test_rollback import model_of
@@ -259,7 +261,12 @@ def test_the_view_shows_the_newest_state_as_json(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("source", "target"),
-    [("postgres", "heap"), ("rocksdb", "postgres"), for_soak("postgres", "rocksdb")],
+    [
+        ("postgres", "heap"),
+        ("rocksdb", "postgres"),
+        for_soak("postgres", "rocksdb"),
+        for_soak("heap", "postgres"),
+    ],
 )
 def test_a_savepoint_moves_a_job_between_backends(source: str, target: str, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
@@ -279,6 +286,53 @@ def test_a_savepoint_moves_a_job_between_backends(source: str, target: str, tmp_
         then.run_batch(9)
     check_all_kept(other)
     assert has_external_base(other) == (target == "postgres")
+
+
+@pytest.mark.parametrize("backend", SERVERS)
+def test_differences_and_edited_savepoints_are_made_of_what_the_database_has(
+    backend: str, tmp_path: Path
+) -> None:
+    world = made_world(tmp_path / "w", backend=backend)
+    driver = Driver(world, parallelism=2, retained_epochs=10)
+    driver.start()
+    for _ in range(5):
+        driver.run_batch(9)
+    new, *_, old = Log(world.store).lineage()
+    before, after = model_of(world, old).state(), model_of(world, new).state()
+    (uid,) = {uid for uid, keys in after.items() if any("count" in held for held in keys.values())}
+    counts = [
+        {key: held["count"] for key, held in of.get(uid, {}).items() if "count" in held}
+        for of in (before, after)
+    ]
+    (found,) = diff_epochs(world.store, old.number, new.number, operator=uid, state="count")
+    assert found.added == len(counts[1].keys() - counts[0].keys())
+    changed = {k for k in counts[0].keys() & counts[1].keys() if counts[0][k] != counts[1][k]}
+    assert {each.key for each in found.changed_examples} == changed
+    assert found.added and changed
+
+    key = next(iter(counts[1]))
+    world.rest()
+    writer = SavepointWriter.of(None, world.store.url)
+    writer.patch(uid, "count", pa.table({"account": [key], "value": [1_000]}))
+    writer.write(str(tmp_path / "edited"))
+    edited = open_savepoint(str(tmp_path / "edited"))
+    assert by_key(edited, [uid])[uid] == {
+        k: {**held, "count": 1_000} if k == key else held for k, held in after[uid].items()
+    }
+
+
+def test_no_file_of_the_checkpoint_has_the_password(tmp_path: Path) -> None:
+    world = made_world(tmp_path / "w")
+    # The server of the tests asks for none, so any is right.
+    world.backend = world.backend.replace("postgres:@", "postgres:s3cret@")
+    assert "s3cret" in world.backend
+    driver = Driver(world, parallelism=2)
+    driver.start()
+    for _ in range(3):
+        driver.run_batch(9)
+    assert has_external_base(world)
+    for there in world.store.list():
+        assert b"s3cret" not in world.store.get(there.path), there.path
 
 
 def test_readers_see_the_state_of_every_kept_epoch(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from cairn.driver.coordinator import compaction
+from cairn.ids import new_id
 from cairn.slot import compactor
 from cairn.slot.folders import living_slots, runtime_root
 from cairn.snapshots.rollback import rollback
@@ -30,7 +31,13 @@ from tests.spark.programs.ledger import SCHEMA, Ledger, build, payments
 from tests.spark.support import Input, Program, by_id, epochs, eventually, finish, published
 from tests.spark.test_crashes import SINKS, Armed, Undisturbed, crash_chains
 
-ROCKSDB = ("--backend", "rocksdb", "--bases")
+
+def with_bases(backend):
+    """What a program is started with to write a base after every epoch."""
+    return "--backend", backend_name(backend), "--bases"
+
+
+ROCKSDB = with_bases("rocksdb")
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +69,11 @@ def has_base(checkpoint):
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("backend", ["rocksdb", "postgres", "redis"])
 def test_driver_killed_around_a_live_change_loses_and_doubles_nothing(
-    spark, undisturbed, tmp_path, bases
+    spark, undisturbed, tmp_path, bases, backend
 ):
-    """Over RocksDB, with bases on their way in every epoch.
+    """With bases on their way in every epoch.
 
     The second epoch of each driver is the first with another parallelism and function.
     What a driver does between its records does not depend on the change: those points are
@@ -95,11 +103,11 @@ def test_driver_killed_around_a_live_change_loses_and_doubles_nothing(
                     (*point, "--change", f"1:rescale={(4, 1, 2)[number % 3]}", "1:upgrade")
                     for number, point in enumerate(links)
                 ],
-                *ROCKSDB,
+                *with_bases(backend),
             )
             for chain, links in enumerate(points)
         ),
-        backend="rocksdb",
+        backend=backend_name(backend),
     )
     for chain in range(2):
         assert has_base(tmp_path / str(chain) / "checkpoint")
@@ -238,12 +246,26 @@ def test_redis_killed_and_started_again_changes_nothing(spark, short, tmp_path, 
     short.check(tmp_path)
 
 
+def find_shown(secret, *folders):
+    """Where others see a text: in arguments of processes, and in files."""
+    processes = psutil.process_iter(["cmdline"])
+    words = [word for process in processes for word in process.info["cmdline"] or ()]
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    assert any(path.suffix == ".log" for path in files), "slots have logs"
+    return [word for word in words if secret in word] + [
+        path for path in files if secret.encode() in path.read_bytes()
+    ]
+
+
 @pytest.mark.slow
 def test_the_database_of_state_killed_and_started_again_changes_nothing(
     spark, short, tmp_path, bases
 ):
     server = servers.postgres()
-    with Live(spark, tmp_path, backend=backend_name("postgres")) as live:
+    # The server asks for no password, so any is right.
+    password = new_id()
+    url = backend_name("postgres").replace("postgres:@", f"postgres:{password}@")
+    with Live(spark, tmp_path, backend=url) as live:
         live.feed(3)
         server.kill()
         back = threading.Timer(3, server.start)
@@ -253,6 +275,7 @@ def test_the_database_of_state_killed_and_started_again_changes_nothing(
         live.feed(2)
         back.join()
         live.feed(1)
+        assert find_shown(password, tmp_path, runtime_root()) == []
     assert live.run.error is None
     files = [file for epoch in epochs(tmp_path / "checkpoint") for file in files_of(epoch)]
     assert any(file.format == "postgres" for file in files)

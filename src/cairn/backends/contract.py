@@ -117,6 +117,8 @@ class BaseTarget:
     """The term of the leader that committed the epoch; None: it is `term`."""
     epoch_nonce: str = ""
     """Names the manifest of the epoch, also among copies of the checkpoint."""
+    is_awaited: bool = False
+    """An epoch waits for this base. Others may be left to a later epoch."""
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,10 @@ class Backend(ABC):
 
     def prepare_promote(self, name: str, changes: Mapping[int, Mapping[Key, Change]]) -> None:
         """Prepare to promote these changes of a state, by key group."""
+
+    def is_short_of_memory(self) -> bool:
+        """True if changes that a base is to write take more memory than they may. On any thread."""
+        return False
 
     @abstractmethod
     def begin_base(self, tables: Mapping[str, Table], groups: range) -> Base:

@@ -123,6 +123,7 @@ class Table(ABC):
         if changed:
             self.backend.prepare_promote(self.name, changed)
         for group, changes in changed.items():
+            # If a later one fails, this one is not promoted again.
             self._promote(group, changes)
             self.changes[group] = {}
 
@@ -229,6 +230,13 @@ class Table(ABC):
     def end_applying(self) -> None:
         """The rows of a version are applied: finish what was put off, and release memory."""
 
+    def _add(self, changed: Mapping[int, Mapping[Key, Change]]) -> None:
+        """Add stored changes of key groups to the rows."""
+        if changed:
+            self.backend.prepare_promote(self.name, changed)
+        for group, changes in changed.items():
+            self._promote(group, changes)
+
     def _promote(self, group: int, changes: Mapping[Key, Change]) -> None:
         if self.expiry is not None:
             self.expiry.note_new_keys(group, changes)
@@ -269,8 +277,7 @@ class ValueTable(Table):
             self.changes[group] = changes
 
     def apply(self, batch: pa.RecordBatch) -> None:
-        for group, changes in self._changes_of(batch):
-            self._promote(group, changes)
+        self._add(dict(self._changes_of(batch)))
 
     def _changes_of(self, batch: pa.RecordBatch) -> Iterator[tuple[int, dict[Key, Change]]]:
         values = self.values.decode(batch["value"])
@@ -336,8 +343,7 @@ class MapTable(Table):
         ):
             changed = changes.setdefault(group, {}).setdefault(key, {})
             changed[entry] = value if live else ABSENT
-        for group, changed in changes.items():
-            self._promote(group, changed)
+        self._add(changes)
 
     def merge(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
         names = (
@@ -397,8 +403,7 @@ class ListTable(Table):
                 # The next piece of a long list.
                 self._promote(group, {key: own.pop(key)})
             own[key] = (start, items)
-        for group, own in changes.items():
-            self._promote(group, own)
+        self._add(changes)
 
     def merge(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
         merged: dict[int, dict[Key, tuple[int, Values]]] = {}

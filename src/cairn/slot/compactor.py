@@ -2,7 +2,8 @@
 
 One piece of work at a time, on a thread of its own. It shares Python's interpreter lock with
 the functions, and the machine with Spark, which plans the next epoch while the slot is idle.
-So it works in small pieces and rests between them, longer while rows are processed.
+So it works in small pieces and rests between them, longer while rows are processed. It takes no
+rest while the changes that it writes are more than the memory for them.
 
 Always true here:
 - an epoch never waits for what is written here, and never fails because of it;
@@ -35,6 +36,8 @@ class Work(NamedTuple):
     uid: str
     run: Callable[[Pace], Compacted | None]
     close: Callable[[], None]
+    is_urgent: Callable[[], bool] = lambda: False
+    """True while memory waits for it."""
 
 
 class Compactor:
@@ -169,7 +172,7 @@ class Compactor:
         work = self._running
         if work is not None and work.uid in self._cancelled:
             raise BaseCancelledError
-        if self._threaded:
+        if self._threaded and not (work is not None and work.is_urgent()):
             rest = REST_BUSY if self._is_busy() else REST_IDLE
             time.sleep(min(REST_MAX_S, rest * (time.monotonic() - self._resumed_s)))
         self._resumed_s = time.monotonic()

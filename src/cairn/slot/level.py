@@ -364,7 +364,7 @@ class LevelRuntime:
         base = holding.backend.begin_base(holding.tables, holding.groups)
         try:
             uid, groups = holding.uid, holding.groups
-            return write_base(base, uid, groups, self.store, begin, self.scratch, pace=lambda: None)
+            return write_base(base, uid, groups, self.store, begin, self.scratch)
         finally:
             base.close()
 

@@ -186,12 +186,19 @@ def base_work(holding: Holding, store: Store, begin: Begin, scratch: str) -> Wor
     def run(pace: Pace) -> Compacted:
         return write_base(base, uid, groups, store, begin, scratch, pace)
 
-    return Work(uid, run, base.close)
+    return Work(uid, run, base.close, holding.backend.is_short_of_memory)
 
 
 def write_base(
-    base: Base, uid: str, groups: range, store: Store, begin: Begin, scratch: str, pace: Pace
+    base: Base,
+    uid: str,
+    groups: range,
+    store: Store,
+    begin: Begin,
+    scratch: str,
+    pace: Pace | None = None,
 ) -> Compacted:
+    """Write a base of the parent epoch: paced, or at once for an epoch that waits for it."""
     assert begin.parent is not None, "a base is of a committed epoch"
     started = time.perf_counter()
     parent = Log(store).epoch(begin.parent)
@@ -211,9 +218,10 @@ def write_base(
         ),
         epoch_term=parent.term,
         epoch_nonce=parent.nonce,
+        is_awaited=pace is None,
     )
     crash_point("slot.base.begun")
-    stored = base.write(target, pace)
+    stored = base.write(target, pace or _go_on)
     crash_point("slot.base.written")
     return Compacted(
         uid=uid,
@@ -228,6 +236,10 @@ def write_base(
     )
 
 
+def _go_on() -> None:
+    """Take no rest."""
+
+
 def apply_work(holding: Holding, store: Store, begin: Begin) -> Work:
     """The changes up to the parent epoch, for a database that has one version of the rows."""
     applying = holding.backend.begin_apply(holding.groups)
@@ -237,7 +249,7 @@ def apply_work(holding: Holding, store: Store, begin: Begin) -> Work:
         parent = Log(store).epoch(begin.parent)
         applying.apply(begin.term, parent.number, parent.nonce, pace)
 
-    return Work(holding.uid, run, applying.close)
+    return Work(holding.uid, run, applying.close, holding.backend.is_short_of_memory)
 
 
 def merge_work(

@@ -95,9 +95,7 @@ class Checkpoint:
             return part
         base = held.backend.begin_base(held.tables, held.groups)
         with tempfile.TemporaryDirectory() as scratch:
-            written = write_base(
-                base, held.uid, held.groups, self._store, begin, scratch, lambda: None
-            )
+            written = write_base(base, held.uid, held.groups, self._store, begin, scratch)
         base.close()
         based = apply_compaction(part, written)
         assert based is not None, "a base of the newest epoch fits"

@@ -32,7 +32,7 @@ ROW = parse_schema("k long, v long")
 OUT = parse_schema("k long")
 GROUP_COUNT = 8
 
-BACKENDS = ["heap", "rocksdb", "postgres"]
+BACKENDS = ["heap", "rocksdb", "postgres", "redis"]
 KEYS = list(range(12))
 EPOCHS = [
     [(k, k) for k in KEYS],

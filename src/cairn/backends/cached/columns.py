@@ -264,12 +264,19 @@ class SpillTable(ColumnTable):
                     self._stored[piece],
                 )
 
+    @property
+    def is_too_large(self) -> bool:
+        """True if rows are to leave the arrays."""
+        if self._is_ranged or self.backend.run_tables:
+            return False
+        return self.nbytes > self.backend.table_bytes_max
+
     def spill_if_full(self) -> None:
         """Keep the rows in memory that were used last. Called between epochs."""
         self._settle_writer()
-        size, size_max = self.nbytes, self.backend.table_bytes_max
-        if size <= size_max or self._is_ranged or self.backend.run_tables:
+        if not self.is_too_large:
             return
+        size, size_max = self.nbytes, self.backend.table_bytes_max
         if self.backend.writes_at_once:
             self.collect()
         elif self._writing is not None or not self._below.is_used():

@@ -120,6 +120,12 @@ class OutsideBackend(CachedBackend):
     def has_databases(self) -> bool:
         return self._has_databases
 
+    def is_short_of_memory(self) -> bool:
+        unwritten = self.dirty_bytes + self.frozen_bytes
+        return unwritten > self.memory_bytes * 3 // 8 or any(
+            table.is_too_large for table in list(self.columns.values())
+        )
+
     def prepare_writer(self) -> None:
         """Called before a writer is made."""
         assert self._writer is None, "one writer at a time"

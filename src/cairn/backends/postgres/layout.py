@@ -2,7 +2,8 @@
 
     rows       a version of a row: key group, state, name, the epoch it is of, value (null: deleted)
     states     the states, with their types
-    ranges     per operator and key group: the newest term that wrote, and the epoch it applied
+    ranges     per operator and key group: the newest term that wrote, the epoch it applied, and
+               the newest epoch that it claimed to write rows of
     visible    per state and key group: the epochs whose rows make up the newest applied state
     state      a view of the newest applied state, as JSON
     "…"        a view with typed columns per state (`postgres.views`)
@@ -47,8 +48,10 @@ create table if not exists {s}.states (
     key_type text not null, entry_type text, type text not null);
 create table if not exists {s}.ranges (
     operator text not null, grp int2 not null, term int8 not null, applied int8 not null,
-    collected int8 not null default -1,
+    collected int8 not null default -1, claimed int8 not null default -1,
     primary key (operator, grp));
+-- Tables of earlier versions have no such column.
+alter table {s}.ranges add column if not exists claimed int8 not null default -1;
 create table if not exists {s}.visible (
     state int4 not null, grp int2 not null, epochs int8multirange not null,
     primary key (state, grp));
@@ -169,8 +172,12 @@ def check_schema(schema: str) -> None:
 
 
 def create_tables(connection: Connection[Any], schema: str) -> None:
-    found = connection.execute("select to_regclass(%s)", [f"{schema}.state"]).fetchone()
-    if found is not None and found[0] is not None:
+    found = connection.execute(
+        "select 1 from pg_attribute where attrelid = to_regclass(%s) and attname = 'claimed'"
+        " and to_regclass(%s) is not null",
+        [f"{schema}.ranges", f"{schema}.state"],
+    ).fetchone()
+    if found is not None:
         return
     with connection.transaction():
         connection.execute("select pg_advisory_xact_lock(%s)", [_LAYOUT_LOCK])

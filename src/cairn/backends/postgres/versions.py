@@ -1,7 +1,7 @@
 """Versions of rows in PostgreSQL: a schema per job, read by queries and written by COPY.
 
-Each piece that is written is a transaction that checks the fence. Rows of an epoch are right
-whether all of them are there or only some, so a base that was given up half way needs no undo.
+Each piece that is written is a transaction that checks the fence. No history has the rows of a base
+that was given up half way, so nothing is undone.
 
 Always true here:
 - a writer of an older term, or of an older epoch of the same term, writes nothing once a newer one
@@ -65,30 +65,39 @@ class PostgresVersions(VersionStore):
 
     # Writing
 
-    def claim(self, writing: Writing, states: Mapping[str, StoredState]) -> None:
-        self._writes.run(lambda connection: self._claim(connection, writing, states))
+    def claim(self, writing: Writing, states: Mapping[str, StoredState]) -> dict[int, int]:
+        return self._writes.run(lambda connection: self._claim(connection, writing, states))
 
     def _claim(
         self, connection: Connection[Any], writing: Writing, states: Mapping[str, StoredState]
-    ) -> None:
+    ) -> dict[int, int]:
         prepared = f"{self.place} {sorted(states)}"
         if prepared not in self._writes.prepared:
             create_tables(connection, self.place)
             register_states(connection, self.place, writing.operator, dict(states))
             self._writes.prepared.add(prepared)
+        owned = (writing.operator, list(writing.groups))
         with connection.transaction():
+            connection.execute(
+                f"insert into {self.place}.ranges (operator, grp, term, applied)"
+                " select %s, grp, -1, -1 from unnest(%s::int2[]) grp order by grp"
+                " on conflict do nothing",
+                owned,
+            )
             found = connection.execute(
-                f"insert into {self.place}.ranges as held (operator, grp, term, applied)"
-                " select %s, grp, %s, -1 from unnest(%s::int2[]) grp"
-                " on conflict (operator, grp) do update set term = excluded.term,"
-                " applied = case when held.term = excluded.term then held.applied else -1 end"
-                " where held.term < excluded.term"
-                " or (held.term = excluded.term and held.applied <= %s)"
-                " returning grp",
-                (writing.operator, writing.term, list(writing.groups), writing.epoch),
+                f"select grp, term, claimed from {self.place}.ranges"
+                " where operator = %s and grp = any(%s::int2[]) order by grp for update",
+                owned,
             ).fetchall()
-            if len(found) != len(writing.groups):
+            if writing.is_behind((term, epoch) for _, term, epoch in found):
                 raise writing.fence_error()
+            connection.execute(
+                f"update {self.place}.ranges set term = %s, claimed = %s,"
+                " applied = case when term = %s then applied else -1 end"
+                " where operator = %s and grp = any(%s::int2[])",
+                (writing.term, writing.epoch, writing.term, *owned),
+            )
+            return {group: epoch for group, _, epoch in found}
 
     def write(self, writing: Writing, ops: Sequence[Op]) -> None:
         self._writes.run(lambda connection: self._write(connection, writing, ops))
@@ -103,7 +112,7 @@ class PostgresVersions(VersionStore):
                 with connection.transaction():
                     _copy(connection, f"{self.place}.rows", rows)
             except psycopg.errors.UniqueViolation:
-                # A base of this epoch was given up after it had written some of them.
+                # An answer was lost, or an epoch that waits for the base runs again.
                 connection.execute(
                     "create temp table if not exists incoming"
                     " (grp int2, state int4, name bytea, epoch int8, value bytea)"
@@ -155,7 +164,7 @@ class PostgresVersions(VersionStore):
         """Hold the fence for the transaction."""
         found = connection.execute(
             f"select 1 from {self.place}.ranges where operator = %s and grp = any(%s::int2[])"
-            " and term = %s and applied <= %s for share",
+            " and term = %s and claimed <= %s for share",
             (writing.operator, list(writing.groups), writing.term, writing.epoch),
         ).fetchall()
         if len(found) != len(writing.groups):

@@ -77,12 +77,13 @@ class VersionedBackend(OutsideBackend):
             for rows in unbound:
                 rows.bind(database)
 
-    def databases(self, groups: range) -> set[VersionedDatabase]:
-        return {
-            rows.database
-            for rows in self.all_rows()
-            if rows.group in groups and isinstance(rows.database, VersionedDatabase)
-        }
+    def databases(self, groups: range) -> dict[VersionedDatabase, set[int]]:
+        """Return the databases of key groups, and which of them each has."""
+        found: dict[VersionedDatabase, set[int]] = {}
+        for rows in self.all_rows():
+            if rows.group in groups and isinstance(rows.database, VersionedDatabase):
+                found.setdefault(rows.database, set()).add(rows.group)
+        return found
 
     def list_parts(
         self, groups: range, histories: Mapping[VersionedDatabase, History]

@@ -4,7 +4,8 @@ After the changes are written (`cached.outside`), the history of the rows is one
 an index with it goes to the checkpoint.
 
 Always true here:
-- a history is extended when all rows of the epoch and the index are stored, not before.
+- a history is extended when all rows of the epoch and the index are stored, not before;
+- rows of a base that was given up, by this slot or another one, are in no history.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from cairn.backends.cached.database import Op
 from cairn.backends.cached.outside import Outgoing
 from cairn.backends.cached.timer_names import is_index
-from cairn.backends.contract import Base, BaseTarget
+from cairn.backends.contract import Base, BaseCancelledError, BaseTarget
 from cairn.backends.versioned.contract import Layer, Writing
 from cairn.backends.versioned.database import History, VersionedDatabase, extend
 from cairn.backends.versioned.index import VersionedIndex, encode_index, format_of
@@ -41,7 +42,10 @@ class VersionedBase(Outgoing, Base):
         backend = self._backend
         versions = backend.versions
         writing = Writing(backend.operator, tuple(self._groups), target.term, target.epoch)
-        versions.claim(writing, self._states)
+        claimed = versions.claim(writing, self._states)
+        if not target.is_awaited and max(claimed.values(), default=-1) >= target.epoch:
+            # Another slot has left rows of this epoch. A base of a later one does not see them.
+            raise BaseCancelledError
         pending: list[Op] = []
         for ops in self.ops():
             for op in ops:
@@ -59,8 +63,14 @@ class VersionedBase(Outgoing, Base):
         # Not the writer's: epochs that an earlier leader committed later may be rolled back.
         epoch_term = target.term if target.epoch_term is None else target.epoch_term
         self._histories = {
-            database: extend(database.history, versions.place, epoch_term, target.epoch)
-            for database in backend.databases(self._groups)
+            database: extend(
+                database.history,
+                versions.place,
+                epoch_term,
+                target.epoch,
+                max(claimed.get(group, -1) for group in groups),
+            )
+            for database, groups in backend.databases(self._groups).items()
         }
         parts = backend.list_parts(self._groups, self._histories)
         visible: dict[int, dict[int, Layer]] = {}

@@ -2,13 +2,13 @@
 
 The bases that are kept say which epochs of the rows count, each in its history. A version goes
 when all kept histories of its key group have a newer one, a deletion when it hides nothing,
-and versions of epochs that no history lists when their term is over. One epoch and a few key groups
-at a time, so no transaction is long.
+and versions of epochs that no history lists when all of them have a later one. One epoch and a few
+key groups at a time, so no transaction is long.
 
 Always true here:
 - the newest version that a kept history has of a name stays, unless it is a deletion;
 - a late writer cannot bring back what a collected deletion hid: the fence of its key groups has a
-  newer epoch;
+  newer epoch; and no epoch takes a base that is older than the one it has;
 - rows of other places, of a branch's parent, are collected by their own job.
 """
 
@@ -103,7 +103,7 @@ class VersionCollector:
         is_gapless = True
         for epoch in versions.list_epochs(part.range, part.end):
             is_in_all = part.is_in_all(epoch)
-            if not is_in_all and not (part.is_in_none(epoch) and epoch < self._term):
+            if not is_in_all and not part.is_in_none(epoch):
                 is_gapless = False  # Some history still needs it: it is looked at again.
                 continue
             for some in _pieces(part.range):

@@ -11,7 +11,7 @@ Always true of an implementation:
   lists, and no other;
 - `write` and `finish` of a writing raise FencedError, and change nothing, once a later term, or a
   later epoch of the same term, has claimed one of its key groups of that operator;
-- writing the same rows of an epoch again changes nothing, and so does half of them;
+- writing the same rows of an epoch again changes nothing;
 - what `finish` has confirmed is durable;
 - an error of a database that cannot be reached is an EpochError with the fact `is_away`;
 - no address, message or repr has a password;
@@ -21,7 +21,7 @@ Always true of an implementation:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -42,7 +42,7 @@ class FencedError(EpochError):
 
 
 class Epochs(msgspec.Struct, frozen=True, array_like=True):
-    """Epochs that one leader committed: all before an epoch that counts do count."""
+    """Epochs that one leader committed. Those in between that have rows count too."""
 
     first: int
     last: int
@@ -67,6 +67,12 @@ class Writing(NamedTuple):
     groups: tuple[int, ...]
     term: int
     epoch: int
+
+    def is_behind(self, claims: Iterable[tuple[int, int]]) -> bool:
+        """True if one of these claims, each a term and its newest epoch, keeps it out."""
+        return any(
+            term > self.term or (term == self.term and epoch > self.epoch) for term, epoch in claims
+        )
 
     def fence_error(self) -> FencedError:
         return FencedError(
@@ -122,8 +128,12 @@ class VersionStore(ABC):
     # Writing
 
     @abstractmethod
-    def claim(self, writing: Writing, states: Mapping[str, StoredState]) -> None:
-        """Keep older writers of these key groups out from now on. Make what the rows need."""
+    def claim(self, writing: Writing, states: Mapping[str, StoredState]) -> Mapping[int, int]:
+        """Keep older writers of these key groups out from now on. Make what the rows need.
+
+        Return the newest epoch that each key group was claimed for before, of any term. There may
+        be rows of it that nobody finished. Key groups that were never claimed may be left out.
+        """
 
     @abstractmethod
     def write(self, writing: Writing, ops: Sequence[Op]) -> None:

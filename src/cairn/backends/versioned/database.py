@@ -7,7 +7,7 @@ its own above that of its parent.
 Always true here:
 - a row of an epoch that the history does not list is not there;
 - the first layer that has a row of a name decides, and in it the newest epoch;
-- a history only grows, and only by epochs that were applied as a whole.
+- a history only grows, and only by epochs that were applied as a whole, to the rows that it shows.
 """
 
 from __future__ import annotations
@@ -25,12 +25,16 @@ PAGE_ROWS: Final = 4096
 History = tuple[Layer, ...]
 
 
-def extend(history: History, schema: str, term: int, epoch: int) -> History:
-    """Return a history after another epoch was applied in a place."""
+def extend(history: History, schema: str, term: int, epoch: int, claimed: int = -1) -> History:
+    """Return a history after another epoch was applied in a place.
+
+    `claimed` is the newest epoch before it of which there may be rows. If the history does not end
+    with it, nobody finished it, or in another history: none of the epochs in between counts.
+    """
     if not history or history[0].schema != schema:
         return (Layer(schema, (Epochs(epoch, epoch, term),)), *history)
     *before, last = history[0].epochs
-    if last.term == term and last.last <= epoch:
+    if last.term == term and claimed <= last.last <= epoch:
         epochs = (*before, Epochs(last.first, epoch, term))
     else:
         epochs = (*before, last, Epochs(epoch, epoch, term))

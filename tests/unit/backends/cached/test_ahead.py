@@ -7,8 +7,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from cairn import state
+from cairn.backends.overlay import make_table
 from cairn.backends.rocksdb.backend import RocksBackend
 from cairn.backends.rocksdb.database import RocksDatabase
 from cairn.errors import EpochError
@@ -154,3 +157,16 @@ def test_an_epoch_that_left_memory_is_promoted_with_one_read_per_state(
     assert [count for _, count in reads.made[2:] if count > 1] == [], "each in its key group"
     assert len(backend.rows("s", 0)) == 26 and backend.rows("m", 0).entry_count() == 50
     assert held(backend, "s") == [7] * 100
+
+
+def test_a_delta_is_applied_with_one_read_not_one_per_key_group(
+    backend: RocksBackend, reads: Reads
+) -> None:
+    declaration = state.Map("string", "bigint")
+    declaration.name = "m"
+    table = make_table(declaration, pa.string(), backend, 4)
+    table.assign(range(4))
+    changes = {group: {key: {"b": 7} for key in KEYS[group::4]} for group in range(4)}
+    table.apply(table.layout.batch(list(changes), list(changes.values())))
+    assert [count for _, count in reads.made if count > 1] == [100]
+    assert backend.rows("m", 3).get(KEYS[3]).copy() == {"a": 3, "b": 7}
