@@ -27,6 +27,8 @@ from tests.spark.support import Input, Program, by_id, epochs, published, stored
 from tests.zookeeper import ZooKeeper
 
 SESSION_S = 2.0
+START_UP_S = 60.0
+"""A new leader commits an epoch within the session and this time, on a busy machine too."""
 PATIENCE_S = 240.0
 DRIVERS = 3
 RETAINED = 10_000
@@ -147,6 +149,7 @@ class Group:
 def disturb(work: Path, url: str, seed: int, on: Any, faults: list[str]) -> list[Epoch]:
     """Run the job through these faults; return its epochs. A file comes after each fault."""
     chance = random.Random(seed)
+    gaps_s = []
     files = payments(len(faults) + 2)
     with Group(work, url, chance, on) as group:
         group.source.add(*files[0])
@@ -157,7 +160,7 @@ def disturb(work: Path, url: str, seed: int, on: Any, faults: list[str]) -> list
         for fault, rows in zip(faults, files[1:], strict=False):
             group.await_standby()
             time.sleep(chance.random())
-            term = newest.term
+            term, disturbed_s = newest.term, time.monotonic()
             if fault == "kill":
                 group.kill_leader()
                 group.source.add(*rows)
@@ -166,6 +169,9 @@ def disturb(work: Path, url: str, seed: int, on: Any, faults: list[str]) -> list
                 for _ in group.pause_leader():
                     group.source.add(*rows)
                     newest = group.await_epoch(after_term=term)
+            gaps_s.append(round(time.monotonic() - disturbed_s, 1))
+        print(f"from each fault to the next epoch, in seconds: {gaps_s}")
+        assert gaps_s[-1] <= SESSION_S + START_UP_S, gaps_s
         group.source.add(*files[-1])
         wanted = sum(len(rows) for rows in files)
         group.wait_for(

@@ -13,14 +13,17 @@ from typing import Any
 import pytest
 
 from cairn import Job, KeyedProcess, sinks, state
+from cairn.driver import rehearsal
 from cairn.driver.coordinator.leadership.in_store import StoreLeadership
 from cairn.driver.options import Options
 from cairn.driver.standby import Standby
 from cairn.errors import EpochError, StateSchemaError
+from cairn.plan.frames import find_file_format
 from cairn.storage.log import Log
 from cairn.storage.manifest import Takeover
 from cairn.storage.store import open_store
 from tests.contract.leaderships import wait_for
+from tests.marks import for_soak
 from tests.spark.live import Undisturbed
 from tests.spark.programs.ledger import build, payments
 from tests.spark.support import (
@@ -151,6 +154,26 @@ def test_a_standby_rehearses_an_epoch_and_reads_no_source(spark, undisturbed, tm
     assert standby.epoch == before[-1].number == records(undisturbed.checkpoint.parent)[-1].number
     assert "standby: an epoch is rehearsed" in caplog.text, caplog.text
     assert not [query for query in spark.streams.active if "rehearsal" in (query.name or "")]
+
+
+@pytest.mark.parametrize(
+    "file_format", ["csv", *map(for_soak, ("json", "orc", "parquet", "text", None))]
+)
+def test_made_up_rows_are_rehearsed_in_the_format_of_the_source(
+    spark, tmp_path, monkeypatch, file_format
+):
+    batches: list[Any] = []
+    monkeypatch.setattr(rehearsal, "set_epoch_config", batches.append)
+    monkeypatch.setattr(rehearsal, "PATIENCE_S", 60.0)
+    stream = spark.readStream.format(file_format or "rate")
+    rows = stream.schema("value string").load(str(tmp_path)) if file_format else stream.load()
+    job = Job("formats")
+    job.source("rows", rows).key_by("value").process(Flaky(tmp_path, 0), schema=ROWS, uid="flaky")
+    found = find_file_format(job.graph())
+    assert found == file_format
+    rehearsal.rehearse_rows(spark, "rehearsed", 2, found, Event())
+    # A batch at the end of the first run may be repeated.
+    assert len(batches) >= rehearsal.RUNS * rehearsal.BATCHES
 
 
 def await_epochs(work: Path, count: int) -> list[Any]:

@@ -42,6 +42,7 @@ from cairn.plan.dataframe import Planner
 from cairn.plan.deploy import incoming, pickle_function
 from cairn.plan.frames import (
     calls_python,
+    find_file_format,
     lay_again,
     lay_pin,
     no_input,
@@ -355,7 +356,8 @@ class SparkDriver:
                     self._act(rows, begin, is_batch=True)
 
         name = f"{QUERY_PREFIX}{self.graph.name}-{self.run_id[:8]}-rehearsal"
-        rehearse_rows(self.spark, name, self.parallelism, stop)
+        file_format = None if self._is_cluster else find_file_format(self.graph)
+        rehearse_rows(self.spark, name, self.parallelism, file_format, stop)
         rehearse_plan(
             self.spark,
             name,

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from cairn.errors import PlanError
 from cairn.plan.deploy import source_envelope
 from cairn.plan.graph import Graph
+from cairn.plan.parts import items, kind_of
 from cairn.plan.pruning import Read
 from cairn.plan.sql import quote
 from cairn.protocol.envelope import LANE
@@ -123,6 +124,17 @@ def streaming_input(
         rows = part if rows is None else rows.union(part)
     assert rows is not None
     return rows
+
+
+def find_file_format(graph: Graph) -> str | None:
+    """Return the format of the first source that reads files; None if no source does."""
+    for source in graph.sources:
+        for leaf in items(source.dataframe._jdf.queryExecution().analyzed().collectLeaves()):
+            if kind_of(leaf) == "StreamingRelation":
+                name = str(leaf.dataSource().className()).lower()
+                if name in ("csv", "json", "orc", "parquet", "text"):
+                    return name
+    return None
 
 
 def no_input(graph: Graph, session: SparkSession, read: Read) -> DataFrame:
