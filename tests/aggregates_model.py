@@ -62,6 +62,7 @@ TERMS: dict[str, tuple[pa.DataType, Callable[[Row], Any]]] = {
     "s": (pa.string(), lambda row: row.s),
     "y": (pa.float64(), lambda row: row.y),
     "(y > 0)": (pa.bool_(), lambda row: None if row.y is None else row.y > 0),
+    "(y < 2)": (pa.bool_(), lambda row: None if row.y is None else row.y < 2),
     "v, s": (PAIR, lambda row: None if None in (row.v, row.s) else (row.v, row.s)),
 }
 """SQL, and what it says in Python."""
@@ -84,6 +85,8 @@ ASKED = {
     "by_s": "min_by(v, s) filter (where y > 0)",
     "kinds_s": "count(distinct s)",
     "kinds_v": "count(distinct v) filter (where y > 0)",
+    "kinds_of_some": "count(distinct v) filter (where y < 2)",
+    "kinds_of_all": "count(distinct v)",
     "kinds_both": "count(distinct v, s)",
     "nearly": "approx_count_distinct(v)",
 }

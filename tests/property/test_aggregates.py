@@ -187,7 +187,7 @@ def test_windows_are_those_of_a_model_row_by_row(
         # No value is left behind by a window that is gone.
         for key in {row.k for batches, _ in epochs for rows, _ in batches for row in rows}:
             starts = {window[0] for window in harness.state("windows", key).values()}
-            for name in ("kinds_s__values", "kinds_v__values", "kinds_both__values"):
+            for name in ("s__seen", "v__seen", "kinds_both__values"):
                 assert {entry[0] for entry in harness.state(name, key)} <= starts
 
 

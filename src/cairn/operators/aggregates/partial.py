@@ -13,8 +13,8 @@ Always true here:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -50,6 +50,8 @@ class Layout:
     """The key is a constant: results are about all rows."""
     weight: str | None = None
     """Number of rows that a partial adds, less those it takes back; None: none are taken back."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """For parts that keep values of a column of the stream: that column, by the partials' own."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,7 @@ def make_partials(
             tuple(condition for _, condition in parts),
             is_keyless=not keys,
             weight=None if change is None else part_names[0],
+            sources=columns.sources,
         ),
         pa.schema(columns.fields),
         tuple(columns.rows),
@@ -154,6 +157,7 @@ class _PartialColumns:
         self._values: dict[str, str] = {}
         """The columns of kept values, by their SQL."""
         self._conditions: dict[str, str] = {}
+        self.sources: dict[str, str] = {}
 
     def field(self, name: str, type_: pa.DataType) -> pa.Field:
         return pa.field(self._mark + name, type_)
@@ -180,14 +184,18 @@ class _PartialColumns:
         """
         (type_,) = part.partial_types
         value, condition = call.value, None
-        if call.where is not None and find_column(schema, call.argument) is not None:
-            assert call.argument is not None, "only columns are found"
-            value, condition = call.argument, self._add_condition(call.where)
+        source = find_column(schema, call.argument)
+        if source is not None:
+            value = _quote(source)
+            condition = None if call.where is None else self._add_condition(call.where)
         sql = _cast(f"({value})", type_)
         if sql not in self._values:
             field = self.field(f"v{len(self.grouping)}", type_)
             self._values[sql] = self.add_grouping(field, sql, sql)
-        return self._values[sql], condition
+        name = self._values[sql]
+        if source is not None:
+            self.sources[name] = source
+        return name, condition
 
     def _add_condition(self, where: str) -> str:
         if where not in self._conditions:

@@ -56,6 +56,7 @@ class Aggregation(Hooks, PartialProcess):
         self.sets = ValueSets(
             accumulators.named_parts,
             list(zip(layout.parts, layout.conditions, strict=True)),
+            sources=layout.sources,
             weight=layout.weight,
             in_windows=in_windows,
         )

@@ -1,19 +1,22 @@
 """Parts that need every value of a key: count(DISTINCT x), and extremes of rows taken back.
 
-    <name>__values   per key: a value -> 1 (in windows: the start of a window and a value)
-    <name>__counts   the same, with the number of its rows, if rows can be taken back
+    <column>__seen   per key: a value of the column -> the counts that have seen it
+    <name>__values   the same of an expression, for one count
+    <name>__counts   a value -> the number of its rows, where rows can be taken back
 
-The accumulator holds the result, and a map state the values. Only the values of the rows at hand
-are looked up.
+In windows an entry is the start of a window and a value. The accumulator holds the result, and a
+map state the values. Only the values of the rows at hand are looked up. Counts of one column, with
+several conditions, share a map: a value is looked up once for all of them.
 
 Always true here:
-- a value is in the map if and only if some row of the key (and window) has it, and it is not null;
+- a value is in the map if and only if some row of the key (and window) that counts has it, and it
+  is not null;
 - a map entry is written only if it changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -23,6 +26,7 @@ from cairn.operators.aggregates.edges import choose_rows
 from cairn.operators.aggregates.grouping import first_rows, number_pairs, number_values
 from cairn.operators.aggregates.ordering import rank_values
 from cairn.operators.aggregates.parts import (
+    Array,
     Bools,
     Columns,
     Count,
@@ -49,7 +53,8 @@ class Bag(NamedTuple):
     at: Ints
     values: pa.Array
     counts: Ints
-    """Rows that have the value, less those taken back."""
+    """For each part that shares the map, in turn: rows that have the value, less those taken back.
+    Where none are taken back, only whether there are any matters."""
 
 
 class Change(NamedTuple):
@@ -85,7 +90,8 @@ class DistinctCount(SetPart, Count):
     """Number of values."""
 
     def update(self, held: Columns, change: Change, find_all: Callable[[Ints], Bag]) -> None:
-        np.add.at(held[0], change.at, change.after.astype(np.int64) - change.before)
+        rows = np.flatnonzero(change.before != change.after)
+        np.add.at(held[0], change.at[rows], np.where(change.after[rows], 1, -1))
 
 
 class HeldExtreme(SetPart):
@@ -136,6 +142,19 @@ class HeldExtreme(SetPart):
         held[0] = both.take(pa.array(chosen, mask=chosen < 0))
 
 
+class _Kept(NamedTuple):
+    """A map state, and the parts that read the column of the partials whose values it keeps."""
+
+    name: str
+    column: str
+    parts: list[tuple[int, SetPart, str, str | None]]
+    """The place of each part, the part, its name, and the column of the condition for it."""
+
+    @property
+    def type(self) -> pa.DataType:
+        return self.parts[0][1].type
+
+
 class ValueSets:
     """The map states of an aggregation."""
 
@@ -144,46 +163,50 @@ class ValueSets:
         parts: Sequence[tuple[str, Part]],
         columns: Sequence[tuple[str, str | None]],
         *,
+        sources: Mapping[str, str],
         weight: str | None,
         in_windows: bool,
     ) -> None:
         """`parts` with the names of their aggregates, `columns` those of the partial stream.
 
-        With each column comes that of the condition for it, None if all rows count.
-        `weight` is the column with the number of rows that a partial adds; None: rows are
-        never taken back.
+        With each column comes that of the condition for it, None if all rows count. `sources` has
+        the stream's columns that columns of partials are equal to. `weight` is the column with the
+        number of rows that a partial adds; None: rows are never taken back.
         """
-        suffix = "values" if weight is None else "counts"
         rest = iter(columns)
         self._weight = weight
         self._in_windows = in_windows
-        self._sets: list[tuple[int, SetPart, str]] = []
-        """Place of the part, the part, and its state."""
-        self._columns: list[tuple[str, str | None]] = []
-        """For each of them, its column and the condition for it."""
+        found: dict[str, _Kept] = {}
         for index, (name, part) in enumerate(parts):
-            column, *_ = [next(rest) for _ in part.names]
+            (column, condition), *_ = [next(rest) for _ in part.names]
             if isinstance(part, SetPart):
-                self._sets.append((index, part, f"{name}__{suffix}"))
-                self._columns.append(column)
+                if weight is not None:
+                    state = f"{name}__counts"
+                else:
+                    source = sources.get(column)
+                    state = f"{name}__values" if source is None else f"{source}__seen"
+                kept = found.setdefault(state, _Kept(state, column, []))
+                kept.parts.append((index, part, name, condition))
+        self._kept = list(found.values())
         self._handles: dict[str, MapHandle] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._sets)
+        return bool(self._kept)
 
     def declare_state(self) -> dict[str, Declaration]:
         states: dict[str, Declaration] = {}
-        for _, part, name in self._sets:
-            entry = part.type
+        for kept in self._kept:
+            entry = kept.type
             if self._in_windows:
-                entry = pa.struct([pa.field("start", pa.int64()), pa.field("value", part.type)])
-            states[name] = Map(entry, "bigint")
-            states[name].name = name
+                entry = pa.struct([pa.field("start", pa.int64()), pa.field("value", kept.type)])
+            value = pa.int64() if self._weight is not None else pa.struct(_flags(kept))
+            states[kept.name] = Map(entry, value)
+            states[kept.name].name = kept.name
         return states
 
     def bind(self, function: object) -> None:
         """Find the states of the function that runs."""
-        self._handles = {name: getattr(function, name) for *_, name in self._sets}
+        self._handles = {kept.name: getattr(function, kept.name) for kept in self._kept}
 
     def collect(self, batch: pa.RecordBatch, at: Ints, count: int) -> tuple[list[Bag], int]:
         """Return the values of partials, row i for key at[i].
@@ -195,20 +218,24 @@ class ValueSets:
         bags = []
         pairs: dict[str, tuple[Ints, int]] = {}
         groups = at, count
-        for column, condition in self._columns:
-            if column not in pairs:
-                found = number_values(batch[column])
-                pairs[column] = number_pairs(at, count, *found)
+        rows: dict[str | None, Ints | None] = {None: None}
+        for kept in self._kept:
+            values = batch[kept.column]
+            if kept.column not in pairs:
+                found = number_values(values)
+                pairs[kept.column] = number_pairs(at, count, *found)
                 if groups[0] is at:
-                    groups = pairs[column]
+                    groups = pairs[kept.column]
                 elif groups[1] < GROUPS_SHARE_MAX * len(at):
                     groups = number_pairs(*groups, *found)
-            rows = None
-            if condition is not None:
-                rows = np.flatnonzero(batch[condition].to_numpy(zero_copy_only=False))
-            bags.append(_make_bag(at, batch[column], weights, *pairs[column], rows))
-        for name in {condition for _, condition in self._columns if condition is not None}:
-            if groups[1] < GROUPS_SHARE_MAX * len(at):
+            conditions = [condition for *_, condition in kept.parts]
+            for name in conditions:
+                if name is not None and name not in rows:
+                    rows[name] = np.flatnonzero(batch[name].to_numpy(zero_copy_only=False))
+            taken = [rows[name] for name in conditions]
+            bags.append(_make_bag(at, values, weights, *pairs[kept.column], taken))
+        for name in rows:
+            if name is not None and groups[1] < GROUPS_SHARE_MAX * len(at):
                 is_in = plain(batch[name]).astype(np.int64)
                 groups = number_pairs(*groups, is_in, 2)
         return bags, groups[1]
@@ -218,92 +245,110 @@ class ValueSets:
     ) -> None:
         """Add bags of numbered keys (of windows that start then) to state and accumulators."""
         groups: Ints | None = None
-        for (index, part, name), bag in zip(self._sets, bags, strict=True):
+        for kept, bag in zip(self._kept, bags, strict=True):
             if len(bag.at):
                 if groups is None:
                     # A key has many values, and there are several maps: it is hashed once.
-                    groups = self._handles[name].groups_of(keys)
-                change = self._write(self._handles[name], bag, keys, groups, starts)
-                part.update(held[index], change, _Finder(self, name, keys, starts).find)
+                    groups = self._handles[kept.name].groups_of(keys)
+                before, after = self._write(kept, bag, keys, groups, starts)
+                find_all = _Finder(self, kept, keys, starts).find
+                for (index, part, *_), was, is_ in zip(kept.parts, before, after, strict=True):
+                    part.update(held[index], Change(bag.at, bag.values, was, is_), find_all)
 
     def _write(
-        self, handle: MapHandle, bag: Bag, keys: pa.Array, groups: Ints, starts: Ints | None
-    ) -> Change:
-        at = pa.array(bag.at)
-        names = keys.take(at)
+        self, kept: _Kept, bag: Bag, keys: pa.Array, groups: Ints, starts: Ints | None
+    ) -> tuple[Sequence[Bools], Sequence[Bools]]:
+        """Write a bag; return, for each part, which values it had before and has now."""
+        handle = self._handles[kept.name]
+        names = keys.take(pa.array(bag.at))
         entries = bag.values
         if starts is not None:
             entries = _window_entries(starts[bag.at], bag.values)
-        before = plain(handle.get_many(names, entries))
-        after = before + bag.counts if self._weight is not None else np.ones_like(before)
-        if (changed := after != before).any():
-            groups = groups[bag.at]
+        before = self._counts(handle.get_many(names, entries))
+        after = before + bag.counts if self._weight is not None else before | (bag.counts > 0)
+        changed = (after != before).any(axis=0)
+        if changed.any():
+            groups, now = groups[bag.at], after
             if not changed.all():
                 rows = np.flatnonzero(changed)
                 taken = pa.array(rows)
                 names, entries, groups = names.take(taken), entries.take(taken), groups[rows]
-            counts = after[changed]
-            handle.put_many(names, entries, pa.array(counts, mask=counts == 0), groups)
-        return Change(bag.at, bag.values, before > 0, after > 0)
+                now = after[:, rows]
+            if self._weight is not None:
+                values = pa.array(now[0], mask=now[0] == 0)
+            else:
+                values = pa.StructArray.from_arrays([pa.array(f) for f in now], fields=_flags(kept))
+            handle.put_many(names, entries, values, groups)
+        return list(before > 0), list(after > 0)
+
+    def _counts(self, values: pa.Array) -> Ints:
+        """Return the values of a map: for each part, in turn, the rows that have the entry."""
+        if self._weight is not None:
+            return plain(values)[np.newaxis]
+        return np.stack([plain(flags.fill_null(False)) for flags in values.flatten()])
 
     def find_all(
-        self, name: str, keys: pa.Array, starts: Ints | None, numbers: Ints
+        self, kept: _Kept, keys: pa.Array, starts: Ints | None, numbers: Ints
     ) -> tuple[Bag, pa.Array, pa.Array]:
         """Return the values of these keys and windows, and their names in state."""
         keys = keys.take(pa.array(numbers))
-        handle = self._handles[name]
+        handle = self._handles[kept.name]
         if starts is None:
-            rows, entries, counts = handle.of_keys(keys)
-            at, values = plain(rows), entries
-            return Bag(numbers[at], values, plain(counts)), keys.take(rows), entries
+            rows, entries, values = handle.of_keys(keys)
+            at = plain(rows)
+            return Bag(numbers[at], entries, self._counts(values)), keys.take(rows), entries
         # A key may have several of the windows, and others.
         key_at, key_count = number_values(keys)
         keys = keys.take(pa.array(first_rows(key_at, key_count)))
-        rows, entries, counts = handle.of_keys(keys)
+        rows, entries, values = handle.of_keys(keys)
         held_at, held_starts = plain(rows), plain(entries.field("start"))
         both_starts = number_values(pa.array(np.concatenate([starts[numbers], held_starts])))
         pairs, _ = number_pairs(np.concatenate([key_at, held_at]), key_count, *both_starts)
         wanted, found = pairs[: len(numbers)], pairs[len(numbers) :]
         place = np.full(int(pairs.max(initial=-1)) + 1, -1, np.int64)
         place[wanted] = numbers
-        kept = np.flatnonzero(place[found] >= 0)
-        taken = pa.array(kept)
+        within = np.flatnonzero(place[found] >= 0)
+        taken = pa.array(within)
         entries = entries.take(taken)
-        bag = Bag(place[found[kept]], entries.field("value"), plain(counts.take(taken)))
+        counts = self._counts(values.take(taken))
+        bag = Bag(place[found[within]], entries.field("value"), counts)
         return bag, keys.take(rows.take(taken)), entries
 
     def remove(self, keys: pa.Array, starts: Ints) -> list[Bag]:
         """Remove the values of windows, and return them by the window's row."""
         bags = []
-        for _, part, name in self._sets:
+        for kept in self._kept:
+            handle = self._handles[kept.name]
             if not len(starts):
                 none = np.zeros(0, np.int64)
-                bags.append(Bag(none, pa.nulls(0, part.type), none))
+                nothing = np.zeros((len(kept.parts), 0), np.int64)
+                bags.append(Bag(none, pa.nulls(0, kept.type), nothing))
                 continue
-            bag, names, entries = self.find_all(name, keys, starts, np.arange(len(starts)))
-            self._handles[name].put_many(names, entries, pa.nulls(len(entries), pa.int64()))
+            bag, names, entries = self.find_all(kept, keys, starts, np.arange(len(starts)))
+            value = pa.int64() if self._weight is not None else pa.struct(_flags(kept))
+            handle.put_many(names, entries, pa.nulls(len(entries), value))
             bags.append(bag)
         return bags
 
     def forget(self, held: list[Columns], rows: Ints) -> None:
         """Clear accumulators whose values come again, as those of a bag."""
-        for index, part, _ in self._sets:
-            kept = np.ones(len(held[index][0]), np.bool_)
-            kept[rows] = False
+        for index, part, *_ in (each for kept in self._kept for each in kept.parts):
+            is_left = np.ones(len(held[index][0]), np.bool_)
+            is_left[rows] = False
             zero = part.concat(held[index], part.zeros(1))
-            held[index] = part.take(zero, np.where(kept, np.arange(len(kept)), len(kept)))
+            held[index] = part.take(zero, np.where(is_left, np.arange(len(is_left)), len(is_left)))
 
 
 class _Finder:
     """Finds all values of some of the keys at hand."""
 
-    def __init__(self, sets: ValueSets, name: str, keys: pa.Array, starts: Ints | None) -> None:
-        self._sets, self._name, self._keys, self._starts = sets, name, keys, starts
+    def __init__(self, sets: ValueSets, kept: _Kept, keys: pa.Array, starts: Ints | None) -> None:
+        self._sets, self._kept, self._keys, self._starts = sets, kept, keys, starts
 
     def find(self, numbers: Ints) -> Bag:
-        bag, _, _ = self._sets.find_all(self._name, self._keys, self._starts, numbers)
-        held = np.flatnonzero(bag.counts > 0)
-        return Bag(bag.at[held], bag.values.take(pa.array(held)), bag.counts[held])
+        bag, _, _ = self._sets.find_all(self._kept, self._keys, self._starts, numbers)
+        held = np.flatnonzero((bag.counts > 0).any(axis=0))
+        return Bag(bag.at[held], bag.values.take(pa.array(held)), bag.counts[:, held])
 
 
 def renumber(bags: Sequence[Bag], rows: Sequence[Ints] | None, at: Sequence[Ints]) -> list[Bag]:
@@ -312,11 +357,15 @@ def renumber(bags: Sequence[Bag], rows: Sequence[Ints] | None, at: Sequence[Ints
     for place, bag in enumerate(bags):
         values, counts = bag.values, bag.counts
         if rows is not None:
-            values, counts = values.take(pa.array(rows[place])), counts[rows[place]]
+            values, counts = values.take(pa.array(rows[place])), counts[:, rows[place]]
         # Some numbers may have no values: they are numbered again, without gaps.
         dense = number_values(pa.array(at[place]))
         pairs, pair_count = number_pairs(*dense, *number_values(values))
-        found.append(_make_bag(at[place], values, counts, pairs, pair_count, None))
+        first = first_rows(pairs, pair_count)
+        sums = np.zeros((len(counts), pair_count), np.int64)
+        for sum_, each in zip(sums, counts, strict=True):
+            np.add.at(sum_, pairs, each)
+        found.append(Bag(at[place][first], values.take(pa.array(first)), sums))
     return found
 
 
@@ -343,7 +392,7 @@ def join_bags(first: Sequence[Bag], second: Sequence[Bag]) -> list[Bag]:
         Bag(
             np.concatenate([a.at, b.at]),
             join_rows(a.values, b.values),
-            np.concatenate([a.counts, b.counts]),
+            np.concatenate([a.counts, b.counts], axis=1),
         )
         for a, b in zip(first, second, strict=True)
     ]
@@ -352,33 +401,38 @@ def join_bags(first: Sequence[Bag], second: Sequence[Bag]) -> list[Bag]:
 def _make_bag(
     at: Ints,
     values: pa.Array,
-    counts: Ints | None,
+    weights: Ints | None,
     pairs: Ints,
     pair_count: int,
-    rows: Ints | None,
+    taken: Sequence[Ints | None],
 ) -> Bag:
-    """Return the values of some rows (None: of all); `pairs` numbers key and value of each row.
+    """Return the values of rows; `pairs` numbers key and value of each row.
 
-    `counts` are the rows that each stands for; None: they do not matter.
+    `taken` has the rows that count for each part; None: all. `weights` are the rows that each
+    stands for; None: they do not matter.
     """
-    first = np.full(pair_count, -1, np.int64)
-    if rows is None:
-        first[pairs[::-1]] = np.arange(len(pairs) - 1, -1, -1)
-    else:
-        first[pairs[rows[::-1]]] = rows[::-1]
-    is_in = first >= 0
+    first = first_rows(pairs, pair_count)
+    counts: Array = np.zeros((len(taken), pair_count), np.bool_ if weights is None else np.int64)
+    is_in = np.zeros(pair_count, np.bool_)
+    for each, rows in zip(counts, taken, strict=True):
+        mine = pairs if rows is None else pairs[rows]
+        is_in[mine] = True
+        if weights is None:
+            each[mine] = True
+        else:
+            np.add.at(each, mine, weights if rows is None else weights[rows])
     if values.null_count:
         is_in &= validity(values)[first]
-    first = first[is_in]
-    total = np.ones(len(first), np.int64)
-    if counts is not None:
-        taken = pairs if rows is None else pairs[rows]
-        sums = np.zeros(pair_count, np.int64)
-        np.add.at(sums, taken, counts if rows is None else counts[rows])
-        total = sums[is_in]
-    return Bag(at[first], values.take(pa.array(first)), total)
+    if not is_in.all():
+        first, counts = first[is_in], counts[:, is_in]
+    return Bag(at[first], values.take(pa.array(first)), counts)
 
 
 def _window_entries(starts: Ints, values: pa.Array) -> pa.Array:
     fields = [pa.field("start", pa.int64()), pa.field("value", values.type)]
     return pa.StructArray.from_arrays([pa.array(starts), values], fields=fields)
+
+
+def _flags(kept: _Kept) -> list[pa.Field]:
+    """Return a field per count that shares a map: true if it has seen the value."""
+    return [pa.field(name, pa.bool_()) for _, _, name, _ in kept.parts]

@@ -86,11 +86,18 @@ def test_distinct_values_are_left_to_the_slot() -> None:
 def test_values_that_are_counted_once_are_grouped_by() -> None:
     partials = made("count(DISTINCT v) FILTER (WHERE at > 1)", pa.int64(), time="at", pane="at - 1")
     assert partials.grouping is not None
-    condition, value = "coalesce((at > 1), false) AS `__w2`", "cast((v) AS bigint) AS `__v3`"
+    condition, value = "coalesce((at > 1), false) AS `__w2`", "cast((`v`) AS bigint) AS `__v3`"
     assert partials.grouping[-2:] == partials.rows[2:4] == (condition, value)
     assert partials.layout.parts == ("__count", "__v3")
     assert partials.layout.conditions == (None, "__w2")
     assert names(partials.rows) == names(partials.grouping + partials.grouped)
+
+
+def test_the_column_that_is_counted_is_known_however_it_is_written() -> None:
+    plain, quoted = (made(f"count(DISTINCT {v})", pa.int64()) for v in ("v", "`v`"))
+    assert plain.rows == quoted.rows
+    assert plain.layout.sources == quoted.layout.sources == {"__v1": "v"}
+    assert made("count(DISTINCT v + 1)", pa.int64()).layout.sources == {}
 
 
 def test_expression_of_distinct_values_is_not_evaluated_in_rows_that_do_not_count() -> None:
@@ -139,7 +146,7 @@ def test_rows_that_are_taken_back_count_and_add_up_with_their_sign() -> None:
     assert (
         f"sum(if({weight} < 0, -cast((at) AS bigint), cast((at) AS bigint)))" in partials.grouped[2]
     )
-    assert partials.grouping is not None and "(at)" in partials.grouping[-1]
+    assert partials.grouping is not None and "(`at`)" in partials.grouping[-1]
     assert names(partials.rows) == names(partials.grouping + partials.grouped)
 
 
