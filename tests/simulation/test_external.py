@@ -16,7 +16,7 @@ from cairn.backends import BaseTarget
 from cairn.backends.files import drop_external
 from cairn.backends.versioned.collection import VersionCollector
 from cairn.backends.versioned.contract import FencedError, place_of
-from cairn.backends.versioned.index import FORMATS, verify_base
+from cairn.backends.versioned.index import FORMATS, read_index, verify_base
 from cairn.errors import RestoreError
 from cairn.snapshots import EpochReader, diff_epochs, open_savepoint
 from cairn.snapshots.rollback import rollback
@@ -24,6 +24,7 @@ from cairn.storage.log import Log, read_job
 from cairn.storage.references import files_of
 from cairn.storage.removal import delete_checkpoint
 from cairn.storage.verify import verify
+from cairn.testing import SimulatedCrash, call_at_points
 from tests import servers
 from tests.backends import SERVERS, VERSIONED, backend_name
 from tests.marks import for_soak
@@ -139,6 +140,39 @@ def test_versions_that_no_kept_epoch_needs_are_removed(tmp_path: Path) -> None:
     assert left < versions and left <= 4 * names[0][0]
     assert collect(world, driver) == 0, "nothing is left to remove"
     driver.run_batch(9)
+    check_all_kept(world)
+
+
+def test_rows_that_a_killed_slot_has_left_count_nowhere_and_are_removed(tmp_path: Path) -> None:
+    world = made_world(tmp_path / "w")
+    driver = Driver(world, parallelism=2, retained_epochs=2)
+    driver.start()
+    for _ in range(4):
+        driver.run_batch(9)
+    passes = 0
+
+    def kill_once(point: str) -> None:
+        nonlocal passes
+        passes += point == "slot.rows.applied"
+        if point == "slot.rows.applied" and passes == 1:
+            raise SimulatedCrash(point)
+
+    with call_at_points(kill_once):
+        for _ in range(8):
+            driver.run_batch(9)
+    assert passes > 1
+    check_all_kept(world)
+    assert collect(world, driver) > 0
+    layers = [
+        part.history[0]
+        for epoch in Log(world.store).lineage()
+        for file in files_of(epoch)
+        if file.format in FORMATS
+        for part in read_index(world.store, file).parts
+    ]
+    assert any(len(layer.epochs) > 1 for layer in layers), "the epoch of the kill is left out"
+    for (epoch,) in query(world, "select distinct epoch from {s}.rows"):
+        assert any(layer.lists(epoch) for layer in layers), epoch
     check_all_kept(world)
 
 

@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 
 GROUPS_SHARE_MAX = 0.75
 """Groups of rows are counted up to this share of the rows: more of them are not worth grouping."""
+SAMPLED_MIN = 1024
+"""With fewer values in the first column, all groups are counted."""
+SAMPLED_ONE_IN = 8
 
 
 class Bag(NamedTuple):
@@ -211,34 +214,28 @@ class ValueSets:
     def collect(self, batch: pa.RecordBatch, at: Ints, count: int) -> tuple[list[Bag], int]:
         """Return the values of partials, row i for key at[i].
 
-        And the number of distinct (key, value, value, ...): those that Spark would group to, or
-        fewer, if grouping leaves most of the rows anyway.
+        And about the number of distinct (key, value, value, ...): those that Spark would group to,
+        or fewer, if grouping leaves most of the rows anyway.
         """
         weights = None if self._weight is None else plain(batch[self._weight])
         bags = []
         pairs: dict[str, tuple[Ints, int]] = {}
-        groups = at, count
+        grouped: list[tuple[Array, int]] = []
         rows: dict[str | None, Ints | None] = {None: None}
         for kept in self._kept:
             values = batch[kept.column]
             if kept.column not in pairs:
                 found = number_values(values)
                 pairs[kept.column] = number_pairs(at, count, *found)
-                if groups[0] is at:
-                    groups = pairs[kept.column]
-                elif groups[1] < GROUPS_SHARE_MAX * len(at):
-                    groups = number_pairs(*groups, *found)
+                grouped.append(found if grouped else pairs[kept.column])
             conditions = [condition for *_, condition in kept.parts]
             for name in conditions:
                 if name is not None and name not in rows:
                     rows[name] = np.flatnonzero(batch[name].to_numpy(zero_copy_only=False))
             taken = [rows[name] for name in conditions]
             bags.append(_make_bag(at, values, weights, *pairs[kept.column], taken))
-        for name in rows:
-            if name is not None and groups[1] < GROUPS_SHARE_MAX * len(at):
-                is_in = plain(batch[name]).astype(np.int64)
-                groups = number_pairs(*groups, is_in, 2)
-        return bags, groups[1]
+        grouped += [(plain(batch[name]), 2) for name in rows if name is not None]
+        return bags, _count_groups(grouped) if grouped else count
 
     def add(
         self, bags: Sequence[Bag], keys: pa.Array, starts: Ints | None, held: list[Columns]
@@ -426,6 +423,26 @@ def _make_bag(
     if not is_in.all():
         first, counts = first[is_in], counts[:, is_in]
     return Bag(at[first], values.take(pa.array(first)), counts)
+
+
+def _count_groups(columns: Sequence[tuple[Array, int]]) -> int:
+    """Return how many different rows there are; fewer, if they are most of the rows.
+
+    `columns` are numbered values and the count of each. If the first column has many, the rows of
+    one in SAMPLED_ONE_IN of them are counted.
+    """
+    (numbers, count), *others = columns
+    scale = 1
+    if count >= SAMPLED_MIN:
+        scale = SAMPLED_ONE_IN
+        rows = np.flatnonzero(numbers % scale == 0)
+        numbers, count = numbers[rows] // scale, -(-count // scale)
+        others = [(column[rows], column_count) for column, column_count in others]
+    for column, column_count in others:
+        if count >= GROUPS_SHARE_MAX * len(numbers):
+            break
+        numbers, count = number_pairs(numbers, count, column, column_count)
+    return count * scale
 
 
 def _window_entries(starts: Ints, values: pa.Array) -> pa.Array:

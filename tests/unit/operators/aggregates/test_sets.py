@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
-from cairn.operators.aggregates.sets import ValueSets
+from cairn.operators.aggregates.sets import SAMPLED_MIN, ValueSets, _count_groups
 from cairn.state import Declaration
 from cairn.storage.manifest import StateDecl
 from cairn.types.evolution import compare, reshape
@@ -57,3 +58,20 @@ def test_a_count_that_is_added_has_seen_nothing_and_one_that_is_left_out_is_forg
     )
     read = reshape(stored, after, pa.string(), operator="op", held=held)
     assert read["value"].to_pylist() == [{"new": None}]
+
+
+def test_groups_of_few_values_are_counted() -> None:
+    few = np.array([0, 1, 0, 1, 2, 2, 2, 2, 2, 2])
+    assert _count_groups([(few, 3)]) == 3
+    assert _count_groups([(few, 3), (np.array([0, 0, 1, 0, 0, 0, 0, 0, 0, 0]), 2)]) == 4
+    # Enough to know that grouping leaves most of the rows.
+    assert _count_groups([(np.arange(9), 9), (np.arange(9) % 2, 2)]) == 9
+
+
+def test_groups_of_many_values_are_counted_in_a_sample() -> None:
+    count = 3 * SAMPLED_MIN + 1
+    many = np.tile(np.arange(count), 4)
+    turns = np.repeat(np.arange(4), count)
+    assert _count_groups([(many, count), (turns // 2, 2)]) == pytest.approx(2 * count, rel=0.01)
+    assert _count_groups([(many, count), (turns == 9, 2)]) == pytest.approx(count, rel=0.01)
+    assert _count_groups([(many, count), (turns, 4)]) == pytest.approx(4 * count, rel=0.01)
