@@ -103,7 +103,7 @@ class Play:
             self._driver.start()
             stage.print_event(f"driver started, pid {self._driver.pid}")
             stage.set_step("Spark is starting")
-            self._until(lambda: watch.is_taken_over, "the driver's first record in the log")
+            self._until(lambda: watch.record > 0, "the driver's first record in the log")
             stage.set_step("payments arrive; Spark plans the first epoch")
             self._arrivals.start()
             self._until(lambda: watch.epochs > 0, "the first epoch")
@@ -170,6 +170,13 @@ class Play:
             driver.start()
             stage.print_event(f"driver started again, pid {driver.pid}")
             stage.set_step("Spark is starting again; payments do not wait for it")
+            if batch is not None:
+                # Not later: it starts a Spark too, and has to wait for the first act anyway.
+                self._until(lambda n=last: watch.record > n, "the takeover")  # type: ignore[misc]
+                self._standby.start()
+                stage.print_event(
+                    f"it has taken over; a hot standby is started too, pid {self._standby.pid}"
+                )
             self._until(lambda n=last: self._newest() > n, "the new driver's first epoch")  # type: ignore[misc]
             self.gaps_s["restart"] = time.monotonic() - killed_s
             epoch = watch.report
@@ -187,8 +194,7 @@ class Play:
     def _kill_before_a_standby(self) -> None:
         """The second act: a standby holds the state when the driver is killed."""
         stage, watch, standby = self._stage, self._watch, self._standby
-        standby.start()
-        stage.print_event(f"second act: a hot standby is started, pid {standby.pid}")
+        stage.print_event("second act: a driver is killed while a hot standby waits")
         stage.set_step("the standby starts Spark and restores the state")
         self._until(lambda: watch.find_standby(standby.pid) is not None, "the standby")
         held = watch.find_standby(standby.pid)

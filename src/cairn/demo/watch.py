@@ -28,22 +28,18 @@ class Watch:
     epochs: int = 0
     report: EpochReport | None = None
     """The newest epoch."""
+    record: int = 0
+    """The number of the newest record: an epoch, or a takeover."""
 
     def __post_init__(self) -> None:
         self._log = Log(open_store(str(self.checkpoint)))
-        self._seen = 0
         self._group = StoreLeadership(open_store(str(self.checkpoint)))
-
-    @property
-    def is_taken_over(self) -> bool:
-        """True once a driver leads the job."""
-        return self._seen > 0
 
     def new_epochs(self) -> list[EpochReport]:
         """Return the epochs committed since the last call, oldest first."""
         found = []
-        for record in self._log.records(self._seen + 1):
-            self._seen = record.number
+        for record in self._log.records(self.record + 1):
+            self.record = record.number
             if isinstance(record, Epoch):
                 self.newest = record
                 self.epochs += 1
