@@ -227,7 +227,7 @@ def _watch(server: SlotServer, executor: ProcessIdentity, link: Path, log: Path)
         excess = server.runtime.memory_excess()
         if excess and not noted:
             logger.warning("%s %s", link.name, excess)
-        # Of a killed slot the last note counts: states may have grown since the first one.
+        # If the slot is killed, its last note counts: states may have grown since the first one.
         if excess != noted:
             keep_excess(link.parent / server.slot_id, excess)
         noted = excess
