@@ -34,8 +34,9 @@ def test_drivers_a_slot_and_the_namenode_that_are_killed_lose_nothing_in_hdfs(
     assert short.check_prefix(tmp_path) < FILES
     died = tmp_path / "died"
     crash = {"CAIRN_CRASH_AT": "slot.sink.prepared:2", "CAIRN_CRASH_ONCE": str(died)}
-    with Program(*program, on=spark, **crash) as driver:
-        driver.await_report(epoch=3)
+    # With a Spark of its own: its slots have its environment.
+    with Program(*program, **crash) as driver:
+        driver.await_report(epoch=6)
         server.namenode.kill()
         time.sleep(3)
         server.namenode.start()

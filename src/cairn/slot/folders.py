@@ -275,7 +275,10 @@ def keep_excess(process: Path, excess: str) -> None:
     """Note how near a slot's process is to its limit of memory, to be read if it is killed."""
     with contextlib.suppress(OSError):
         if excess:
-            (process / _EXCESS).write_text(excess)
+            # It may be killed while it writes.
+            new = process / f"{_EXCESS}.new"
+            new.write_text(excess)
+            new.replace(process / _EXCESS)
         else:
             (process / _EXCESS).unlink(missing_ok=True)
 

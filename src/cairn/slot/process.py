@@ -206,7 +206,7 @@ def _watch(server: SlotServer, executor: ProcessIdentity, link: Path, log: Path)
     from cairn.logs import logger
 
     idle_collected = True
-    was_full = False
+    noted = ""
     lease = lease_s()
     while True:
         if server.ended.wait(POLL_S):
@@ -225,11 +225,12 @@ def _watch(server: SlotServer, executor: ProcessIdentity, link: Path, log: Path)
             idle_collected = True
         bound_log(log)
         excess = server.runtime.memory_excess()
-        if excess and not was_full:
+        if excess and not noted:
             logger.warning("%s %s", link.name, excess)
-        if bool(excess) != was_full:
+        # If the slot is killed, its last note counts: states may have grown since the first one.
+        if excess != noted:
             keep_excess(link.parent / server.slot_id, excess)
-        was_full = bool(excess)
+        noted = excess
 
 
 def _label(executor: ProcessIdentity) -> str:
