@@ -35,17 +35,5 @@ def pause_collector() -> Iterator[None]:
         with _lock:
             _pauses -= 1
             if not _pauses and _was_enabled:
-                _count_as_old()
                 gc.enable()
 
-
-def _count_as_old() -> None:
-    """Move all objects to the oldest generation, as if they had survived its collection.
-
-    Otherwise the collector would go through all new ones at once. Most of them are gone before it
-    looks at the oldest generation again.
-    """
-    # Both calls only join lists. A user's own frozen objects would be thawed.
-    if not gc.get_freeze_count():
-        gc.freeze()
-        gc.unfreeze()

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gc
-import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -37,40 +36,18 @@ def test_collector_that_was_turned_off_stays_off() -> None:
     assert not gc.isenabled()
 
 
-def is_in(generation: int, wanted: object) -> bool:
-    return any(found is wanted for found in gc.get_objects(generation=generation))
-
-
-def test_what_a_pause_has_left_is_not_gone_through_when_it_ends() -> None:
-    with pause_collector():
-        made = [[]]  # type: ignore[var-annotated]
-        assert is_in(0, made)
-    assert not is_in(0, made)
-
-
-def test_garbage_in_a_cycle_that_a_pause_has_left_is_still_found() -> None:
-    with pause_collector():
-        cycle = Cycle()
-        gone = weakref.ref(cycle)
-        del cycle
-    assert gone() is not None
-    gc.collect()
-    assert gone() is None
-
-
-def test_objects_that_the_user_has_frozen_stay_so() -> None:
-    gc.freeze()
-    try:
-        assert is_in_no_generation(enabled)
+def test_garbage_in_cycles_does_not_pile_up_over_many_pauses() -> None:
+    for _ in range(300):
         with pause_collector():
-            pass
-        assert is_in_no_generation(enabled)
-    finally:
-        gc.unfreeze()
+            make_cycles(100)
+        make_cycles(300)
+    left = sum(isinstance(found, Cycle) for found in gc.get_objects())
+    assert left < 300 * 400 / 4
 
 
-def is_in_no_generation(wanted: object) -> bool:
-    return not any(is_in(generation, wanted) for generation in range(3))
+def make_cycles(count: int) -> None:
+    for _ in range(count):
+        Cycle()
 
 
 class Cycle:
