@@ -36,4 +36,3 @@ def pause_collector() -> Iterator[None]:
             _pauses -= 1
             if not _pauses and _was_enabled:
                 gc.enable()
-
