@@ -12,7 +12,7 @@ BENCHMARKS := keyed_count epoch_overhead first_epoch state_growth windows aggreg
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
 
-demo: $(READY) ## Kill a slot and two drivers, count every event; a minute or two
+demo: $(READY) ## Kill a slot and two drivers, count every event; about a minute
 	@$(BIN)/python -m cairn.demo --folder demo
 
 test: $(READY) ## All tests, the fast ones first

@@ -94,7 +94,7 @@ def demo(
         bool, typer.Option("--tamper", hidden=True, help="Damage the output before the check.")
     ] = False,
 ) -> None:
-    """Kill a slot and two drivers of a job, then count every payment. A minute or two.
+    """Kill a slot and two drivers of a job, then count every payment. About a minute.
 
     [dim]cairn demo[/dim]
     """
