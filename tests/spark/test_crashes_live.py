@@ -33,7 +33,7 @@ from tests.spark.test_crashes import SINKS, Armed, Undisturbed, crash_chains
 
 
 def with_bases(backend):
-    """What a program is started with to write a base after every epoch."""
+    """Environment of a program that writes a base after every epoch."""
     return "--backend", backend_name(backend), "--bases"
 
 
@@ -247,7 +247,7 @@ def test_redis_killed_and_started_again_changes_nothing(spark, short, tmp_path, 
 
 
 def find_shown(secret, *folders):
-    """Where others see a text: in arguments of processes, and in files."""
+    """Return the places that show a text to others: arguments of processes, and files."""
     processes = psutil.process_iter(["cmdline"])
     words = [word for process in processes for word in process.info["cmdline"] or ()]
     files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]

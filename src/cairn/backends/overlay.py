@@ -277,7 +277,11 @@ class ValueTable(Table):
             self.changes[group] = changes
 
     def apply(self, batch: pa.RecordBatch) -> None:
-        self._add(dict(self._changes_of(batch)))
+        changed: dict[int, dict[Key, Change]] = {}
+        for group, changes in self._changes_of(batch):
+            # A batch may have a key group in several places.
+            changed.setdefault(group, {}).update(changes)
+        self._add(changed)
 
     def _changes_of(self, batch: pa.RecordBatch) -> Iterator[tuple[int, dict[Key, Change]]]:
         values = self.values.decode(batch["value"])

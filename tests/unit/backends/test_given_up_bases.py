@@ -138,7 +138,7 @@ def test_bases_have_the_state_of_their_epoch_whatever_was_given_up_before(steps:
 def test_rows_that_another_slot_left_of_an_epoch_are_not_mixed_with_those_of_a_base(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What has expired is removed by each slot when it has time, so their rows differ."""
+    """Each slot removes expired state when it has time, so their rows differ."""
     job = Job("sqlite", str(tmp_path))
     job.run([("entries", 1, {"a": 1, "b": 2})])
     assert job.write_base()

@@ -170,3 +170,15 @@ def test_a_delta_is_applied_with_one_read_not_one_per_key_group(
     table.apply(table.layout.batch(list(changes), list(changes.values())))
     assert [count for _, count in reads.made if count > 1] == [100]
     assert backend.rows("m", 3).get(KEYS[3]).copy() == {"a": 3, "b": 7}
+
+
+def test_rows_whose_key_groups_alternate_are_all_applied(backend: RocksBackend) -> None:
+    declaration = state.Value("bigint")
+    declaration.name = "v"
+    table = make_table(declaration, pa.string(), backend, 4)
+    table.assign(range(4))
+    pieces = [(0, {"a": 1, "b": 2}), (1, {"c": 3}), (0, {"d": 4, "a": 5})]
+    table.apply(table.layout.batch([g for g, _ in pieces], [held for _, held in pieces]))
+    rows = backend.rows("v", 0)
+    assert [rows.get(key) for key in "abd"] == [5, 2, 4]
+    assert backend.rows("v", 1).get("c") == 3
