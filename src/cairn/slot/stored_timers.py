@@ -155,11 +155,13 @@ class StoredTimerIndex(TimerIndex):
         found: set[int] = set()
         for group in self.table.groups:
             found |= set(self.table.rows[group].peek(key) or ())
+            blind = self.table.blind.get(group, {})
             for time, change in self._changes[group].get(key, {}).items():
-                if change is ABSENT or (time, key) in self._later:
-                    found.discard(time)
-                else:
+                if change is not ABSENT and (time, key) not in self._later:
                     found.add(time)
+                elif change is ABSENT or blind.get((key, time), True):
+                    found.discard(time)
+                # Else it is there if it was set all along: then it need not wait.
         return sorted(found)
 
     # Due timers

@@ -353,6 +353,20 @@ def test_a_timer_of_before_the_year_1_is_read_from_the_database(tmp_path: Path) 
     index.table.backend.close()
 
 
+def test_a_timer_that_is_set_again_for_the_next_epoch_stays_among_those_of_its_key(
+    tmp_path: Path,
+) -> None:
+    index = stored_index(tmp_path, [(1, "a"), (3, "a")])
+    index.is_waiting = True
+    index.set(group_of("a"), "a", 3)
+    index.set(group_of("a"), "a", 4)
+    assert index.of_key("a") == [1, 3]
+    index.delete(group_of("a"), "a", 3)
+    index.set(group_of("a"), "a", 3)
+    assert index.of_key("a") == [1]
+    index.table.backend.close()
+
+
 def test_no_timer_is_forgotten_when_the_database_cannot_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
