@@ -61,7 +61,7 @@ def plan_of(spark, job, rows, parallelism=4, batch=None, *, is_pinned=True):
             batch = session.read.schema(schema).parquet(str(rows.folder))
         else:
             batch = session.createDataFrame(batch, schema)
-        frames = [planner.epoch(batch), *planner._cuts]
+        frames = [planner.epoch(batch), *planner._cuts.frames]
         return "\n".join(f._jdf.queryExecution().executedPlan().toString() for f in frames)
     finally:
         if pin is not None:
@@ -225,7 +225,7 @@ def test_columns_that_no_transform_reads_are_not_taken_from_the_source(spark, ma
     some.sink_to(kept, uid="some")
     other.key_by("s").aggregate(n="sum(k)", uid="sums").sink_to(sinks.Noop(), uid="out")
     run = finish(job, tmp_path / "checkpoint", parallelism=2)
-    read = run._engine.driver.planner.read
+    read = run._engine.driver.planner.transforms.read
     assert read == {"one": {"k", "v", "never"}, "other": {"k", "s"}}
     assert [row.k for row in kept.rows] == [1]
     assert stored_state(job, tmp_path / "checkpoint")["sums"]

@@ -45,11 +45,15 @@ LEAVES = {
 }  # fmt: skip
 SERVERS = {"starlette", "uvicorn", "duckdb", "prometheus_client"}
 TOUCHES_SPARK = {
+    "plan.columns",
+    "plan.cuts",
     "plan.dataframe",
     "plan.frames",
+    "plan.observations",
     "plan.parts",
     "plan.pruning",
     "plan.slices",
+    "plan.transforms",
     "driver.spark_driver",
     "worker.daemon",
 }

@@ -174,9 +174,9 @@ class SparkDriver:
         pin = self._take_pin(parallelism) if is_pinned else None
         planner = Planner(self.graph, parallelism, forwards, pin, starts)
         if self._planner is None:
-            planner.read = find_read(planner, self._new_session())
+            planner.transforms.read = find_read(planner, self._new_session())
         else:
-            planner.read = self._planner.read
+            planner.transforms.read = self._planner.transforms.read
         self._planner = planner
         self.parallelism = parallelism
         self.starts = starts
@@ -269,7 +269,7 @@ class SparkDriver:
         self, folder_url: str, trigger: str, run_batch: Callable[[DataFrame, int], None]
     ) -> StreamingQuery:
         rows = (
-            streaming_input(self.graph, self.planner.read)
+            streaming_input(self.graph, self.planner.transforms.read)
             if self._in_stream is None
             else self._in_stream.rows
         )
@@ -362,7 +362,7 @@ class SparkDriver:
             self.spark,
             name,
             [source.dataframe for source in self.graph.sources],
-            lambda frames: streaming_input(self.graph, self.planner.read, frames),
+            lambda frames: streaming_input(self.graph, self.planner.transforms.read, frames),
             run_batch,
             stop,
         )
@@ -420,7 +420,7 @@ class SparkDriver:
         try:
             if begin.execution.round == 0 and self._selects.plan():
                 self.deploy(self._spec, self.parallelism, self.starts)
-            self.planner.grouped = self._partials.choose(begin.epoch)
+            self.planner.transforms.grouped = self._partials.choose(begin.epoch)
             with self._message_to_tasks(begin, f"epoch {begin.epoch}{attempt}"):
                 self._wait_for_slots()
                 if is_batch and begin.slice is not None and begin.slice.count > 1:
@@ -531,7 +531,7 @@ class SparkDriver:
             self._use(self._new_session())
         assert self._session is not None
         if self._no_input is None:
-            self._no_input = no_input(self.graph, self._session, self.planner.read)
+            self._no_input = no_input(self.graph, self._session, self.planner.transforms.read)
         return self._no_input
 
     def _new_session(self) -> SparkSession:

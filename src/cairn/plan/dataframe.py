@@ -6,8 +6,7 @@
 
 Rows that go different ways travel in one envelope through one shuffle, so the plan
 is a chain and no operator runs twice because two branches pull on it. Only a
-`.transform` makes a branch; the rows it branches from go through a shuffle first, and
-all branches read the files of that one.
+`.transform` makes a branch (`cairn.plan.transforms`).
 
 With several executors, shuffled rows are joined to the pin table: one row per subtask, persisted.
 The join zips shuffled partition i with cached partition i, so Spark prefers the executor that
@@ -15,8 +14,6 @@ holds it: subtask i stays where its slot is. One executor needs no pin table.
 
 Always true here:
 - the key group of a row is computed by Spark SQL, and `keygroups` computes the same in Python;
-- rows that several branches read were computed once: where Spark computes a part again and
-  gets other rows, it runs all stages again that have read it;
 - partition i of a level is subtask i, and each one runs in every epoch, even without a row: no
   rule of Spark removes, joins or splits the partitions of a shuffle by number (see EPOCH_CONFIG);
 - every subtask gets each broadcast row, before all others of the level, in one order;
@@ -32,34 +29,25 @@ import collections
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import pandas_udf
 from pyspark.util import PythonEvalType
 
 from cairn.key_groups import Starts
-from cairn.plan.deploy import direct_inputs, lanes_in, outgoing, source_envelope, taps
+from cairn.plan.columns import Columns
+from cairn.plan.cuts import Cuts
+from cairn.plan.deploy import direct_inputs, lanes_in, outgoing
 from cairn.plan.frames import lay_pin
-from cairn.plan.graph import (
-    Edge,
-    Graph,
-    Level,
-    PartialNode,
-    Port,
-    ProcessNode,
-    RowsNode,
-    SourceNode,
-    TransformNode,
-)
-from cairn.plan.measures import Measure, Observed, port_measures, source_fields, source_measures
-from cairn.plan.pruning import fill_unread, read_all
+from cairn.plan.graph import Edge, Graph, Level, Port, ProcessNode, TransformNode
+from cairn.plan.measures import Observed, port_measures, source_fields, source_measures
+from cairn.plan.observations import Observations
 from cairn.plan.sql import SUBTASK, TIE, TIME, Feed, is_kept, is_sorted, quote
-from cairn.protocol.envelope import ACK, LANE, Envelope
+from cairn.plan.transforms import Transforms
+from cairn.protocol.envelope import LANE
 from cairn.types import schema_ddl
 from cairn.worker.forward import Forward
-from cairn.worker.rows import RowStep, RowSteps
 
-OBSERVED = "cairn"
 TURN = "turn"
 NEVER = "spark_partition_id() < 0"
 """A condition that no row meets, and that Spark cannot know."""
@@ -80,27 +68,19 @@ class Planner:
         self.graph = graph
         self.parallelism = parallelism
         self.forwards = list(forwards)
-        self._taps = taps(graph)
-        self._cuts: list[DataFrame] = []
-        """Frames of the epoch planned last that later frames begin with."""
+        self._columns = Columns()
+        self._cuts = Cuts(self._columns, parallelism)
+        self._observations = Observations(self._columns)
+        self.transforms = Transforms(
+            graph, parallelism, self._columns, self._cuts, self._observations
+        )
         self.planned: list[DataFrame] = []
         """All frames of the epoch planned last."""
-        self.grouped: frozenset[str] = frozenset()
-        """Operators that Spark aggregates ahead for, in the epoch at hand."""
-        self._observes = True
-        self._parts: list[DataFrame] = []
-        """The rows of each source in the epoch at hand; all the same if they are not apart."""
         self._is_apart = False
-        self._observations: dict[str, Sequence[Measure]] = {}
-        """For the epoch planned last: the columns of each observation."""
-        self._parsed: dict[str, Column] = {}
-        self._sequences: dict[tuple[str, ...], Any] = {}
         self._feeds = [
             Feed(graph, level, parallelism, pin is not None, starts) for level in graph.levels
         ]
         self._functions: list[Any] = []
-        self._row_functions: dict[str, Any] = {}
-        """Columns that call functions over rows, by the name of the last node; made once."""
         for feed, forward in zip(self._feeds, forwards, strict=True):
             udf = pandas_udf(
                 forward,
@@ -110,8 +90,6 @@ class Planner:
             # Pickling the function costs more than the rest of planning: done once.
             self._functions.append(udf(*(F.col(quote(name)) for name in feed.sent)))
         self.pin = pin
-        self.read = read_all(graph)
-        """The columns of the sources that the rows of an epoch have."""
 
     def repin(self, spark: SparkSession) -> None:
         """Lay the pin table out again, over the executors that are there now."""
@@ -136,24 +114,25 @@ class Planner:
         rows = self._open(rows, parts, observed=observed)
         for level in self.graph.levels:
             rows = self._run(self._feed(rows, level), level)
-        self.planned = [*self._cuts, rows]
+        self.planned = [*self._cuts.frames, rows]
         return rows
 
     def _open(
         self, rows: DataFrame, parts: Sequence[DataFrame] | None, *, observed: bool
     ) -> DataFrame:
         """Begin to plan an epoch: observe the rows of its sources."""
-        self._observations.clear()
-        self._cuts.clear()
-        self._observes = observed
+        self._observations.begin(is_on=observed)
+        self._cuts.frames.clear()
         self._is_apart = parts is not None
         if parts is None:
-            rows = self._observe(rows, source_measures(self.graph))
-            self._parts = [rows] * len(self.graph.sources)
+            rows = self._observations.observe(rows, source_measures(self.graph))
+            self.transforms.parts = [rows] * len(self.graph.sources)
         else:
             fields = source_fields(self.graph)
-            self._parts = [
-                self._observe(part, port_measures(self.graph, Port(source.name), fields[lane]))
+            self.transforms.parts = [
+                self._observations.observe(
+                    part, port_measures(self.graph, Port(source.name), fields[lane])
+                )
                 for lane, (part, source) in enumerate(zip(parts, self.graph.sources, strict=True))
             ]
         return rows
@@ -170,8 +149,8 @@ class Planner:
         rows = self._open(rows, parts, observed=len(ports) > 1)
         found = self._share_sources(level, dropped)
         frames: dict[Port, DataFrame] = {}
-        found += [self._transform(rows, port, frames) for port in dropped]
-        self.planned = [*self._cuts, *found]
+        found += [self.transforms.apply(rows, port, frames) for port in dropped]
+        self.planned = [*self._cuts.frames, *found]
         # Not `DataFrame.count`: Spark would compute only what the number needs.
         computed, *others = [frame._jdf.queryExecution().toRdd() for frame in found]
         for other in others:
@@ -185,52 +164,25 @@ class Planner:
         """Return the observations of a batch of one stream, whose rows are all dropped."""
         return Observed({}, {edge.consumer: count for edge in self.graph.levels[0].counted})
 
-    # Event times and counted rows
-
     def read_observed(self) -> Observed:
         """Return what was observed, once the frames of an epoch are computed."""
-        found = Observed({}, {})
-        # Read from the query that ran: listeners are called later, and for failures too. The driver
-        # collects it as tasks end, so an executor that is lost later takes nothing along. A task
-        # that runs again reports the same: times stay as they are, rows are counted again.
-        for frame in self.planned:
-            metrics = frame._jdf.queryExecution().observedMetrics()
-            for name, measures in self._observations.items():
-                row = metrics.get(name)
-                if row.isEmpty():
-                    continue  # It belongs to another frame, or Spark knew of no rows.
-                for index, measure in enumerate(measures):
-                    if row.get().isNullAt(index):
-                        continue
-                    value = row.get().getLong(index)
-                    if measure.kind == "time":
-                        found.times[measure.name] = max(value, found.times.get(measure.name, value))
-                    else:
-                        found.rows[measure.name] = found.rows.get(measure.name, 0) + value
-        return found
-
-    def _observe(self, rows: DataFrame, measures: Sequence[Measure]) -> DataFrame:
-        """Rows as they are; what is measured of them can be read later."""
-        if not measures or not self._observes:
-            return rows
-        name = f"{OBSERVED}-{len(self._observations)}"
-        self._observations[name] = measures
-        columns = [f"{measure.sql} AS m{index}" for index, measure in enumerate(measures)]
-        return rows.observe(name, *self._columns_of(columns))
+        return self._observations.read(self.planned)
 
     def _run(self, rows: DataFrame, level: Level) -> DataFrame:
         feed = self._feeds[level.index]
         if self.pin is not None and self.parallelism == 1:
             # The size that Spark expects grows from level to level. Spark would divide a single
             # partition that it takes for too large among tasks without a pin.
-            rows = self._cut(rows)
+            rows = self._cuts.cut(rows)
         rows = self._place(rows, feed) if feed.is_straight else self._shuffle(rows, feed)
         past = None
         if feed.passing:
             # Both parts read the files of the one shuffle.
-            rows = self._cut(rows)
-            others, mine = self._columns_of([feed.is_passing, feed.is_taken])
-            past = self._project(rows.where(others), feed.pass_on(outgoing(self.graph, level)))
+            rows = self._cuts.cut(rows)
+            others, mine = self._columns.parse(feed.is_passing, feed.is_taken)
+            past = self._columns.project(
+                rows.where(others), feed.pass_on(outgoing(self.graph, level))
+            )
             rows = rows.where(mine)
         if self.pin is not None:
             # From the rows' side, so that the epoch's session and its settings plan the join; the
@@ -241,20 +193,20 @@ class Planner:
         if order:
             rows = rows.sortWithinPartitions(*order)
         if rows.columns != feed.sent:
-            rows = self._project(rows, [quote(name) for name in feed.sent])
+            rows = self._columns.project(rows, [quote(name) for name in feed.sent])
         function = self._functions[level.index]
         made = DataFrame(rows._jdf.mapInArrow(function._jc, False, None), rows.sparkSession)
         return made if past is None else made.union(past)
 
     def _shuffle(self, rows: DataFrame, feed: Feed) -> DataFrame:
-        return rows.repartitionById(self.parallelism, *self._columns_of([feed.subtask]))
+        return rows.repartitionById(self.parallelism, *self._columns.parse(feed.subtask))
 
     def _place(self, rows: DataFrame, feed: Feed) -> DataFrame:
         """Rows that may go to any subtask: in one partition for each, and without a shuffle.
 
         Functions get a shuffle if the rows come in fewer partitions, so that all subtasks work.
         """
-        cut = self._cut(rows)
+        cut = self._cuts.cut(rows)
         count = cut._jdf.queryExecution().logical().rdd().getNumPartitions()
         missing = self.parallelism - count
         if missing > 0 and any(isinstance(n, ProcessNode) for n in feed.consumers):
@@ -263,7 +215,11 @@ class Planner:
             return cut.coalesce(self.parallelism)
         empty = rows.sparkSession.range(0, missing, 1, missing).where(NEVER)
         nothing = [f"{feed.nothing(name)} AS {quote(name)}" for name in feed.columns]
-        return cut.union(self._project(empty, nothing)) if count else self._project(empty, nothing)
+        return (
+            cut.union(self._columns.project(empty, nothing))
+            if count
+            else self._columns.project(empty, nothing)
+        )
 
     def _order(self, level: Level) -> list[Any]:
         """By what the rows of a subtask are sorted; nothing: as they come."""
@@ -279,23 +235,6 @@ class Planner:
             order += [name for name in (LANE, TIE) if name in columns]
         return order
 
-    def _project(self, rows: DataFrame, columns: Sequence[str]) -> DataFrame:
-        """Like selectExpr, but SQL goes to the JVM and is parsed once per run, not per epoch."""
-        return DataFrame(rows._jdf.select(self._sequence_of(rows, columns)), rows.sparkSession)
-
-    def _sequence_of(self, rows: DataFrame, columns: Sequence[str]) -> Any:
-        """Return Java's sequence of columns: to make one takes a call for each of them."""
-        key = tuple(columns)
-        if key not in self._sequences:
-            self._sequences[key] = rows._jcols(*self._columns_of(columns))
-        return self._sequences[key]
-
-    def _columns_of(self, columns: Sequence[str]) -> list[Column]:
-        for text in columns:
-            if text not in self._parsed:
-                self._parsed[text] = F.expr(text)
-        return [self._parsed[text] for text in columns]
-
     def _feed(self, rows: DataFrame, level: Level) -> DataFrame:
         """Bring rows of the sources, or of the level before, into a level's input."""
         transformed = self._find_transforms(level)
@@ -307,14 +246,14 @@ class Planner:
             branches = self._feed_sources(level) if has_direct else []
         else:
             if len(transformed) + len(dropped) + has_direct > 1 and (transformed or dropped):
-                rows = self._share(rows)
+                rows = self._cuts.share(rows)
             branches = [self._feed_envelope(rows, level)] if has_direct else []
         frames: dict[Port, DataFrame] = {}
         for port, edges in transformed.items():
-            branch = self._transform(rows, port, frames)
+            branch = self.transforms.apply(rows, port, frames)
             fields = {0: {name: quote(name) for name in self.graph.schema(port).names}}
             branches.append(self._send(branch, fields, {0: edges}, level))
-        unread += [self._transform(rows, port, frames) for port in dropped]
+        unread += [self.transforms.apply(rows, port, frames) for port in dropped]
         branches += [self._drop(frame, level) for frame in unread]
         fed = branches[0]
         for branch in branches[1:]:
@@ -326,53 +265,27 @@ class Planner:
     ) -> list[DataFrame]:
         """Plan all transforms before the first level; return frames that none of the others has."""
         level = self.graph.levels[0]
-        self._cuts.clear()
-        self._observations.clear()
-        self.grouped = grouped
+        self._cuts.frames.clear()
+        self._observations.begin(is_on=True)
+        self.transforms.grouped = grouped
         frames = {Port(name): rows for name, rows in sources.items()}
         rows = next(iter(sources.values()))
         found = []
         for port, edges in self._find_transforms(level).items():
             fields = {0: {name: quote(name) for name in self.graph.schema(port).names}}
-            branch = self._transform(rows, port, frames)
+            branch = self.transforms.apply(rows, port, frames)
             found.append(self._send(branch, fields, {0: edges}, level))
         counted = {port for edge in level.counted for port in edge.inputs if port not in frames}
-        found += [self._transform(rows, port, frames) for port in counted]
-        return [*self._cuts, *found]
+        found += [self.transforms.apply(rows, port, frames) for port in counted]
+        return [*self._cuts.frames, *found]
 
     def _drop(self, rows: DataFrame, level: Level) -> DataFrame:
         """No rows: Spark computes these, with all their columns, and has counted them."""
         feed = self._feeds[level.index]
         nothing = [f"{feed.nothing(name)} AS {quote(name)}" for name in feed.columns]
-        return self._project(self._cut(rows).where(*self._columns_of([NEVER])), nothing)
-
-    def _share(self, rows: DataFrame) -> DataFrame:
-        """The same rows, for several branches to read: behind a shuffle that they have in common.
-
-        Not a cache: a block of it is computed again when it is lost, or when two executors ask
-        for it at once, and an operator whose result depends on chance or on the order of its
-        rows would have run twice, with one result for each branch. Lost files of a shuffle are
-        computed again too, but then Spark compares, and runs every reader of them again.
-        """
-        return self._cut(rows.repartitionById(self.parallelism, F.expr(self._here)))
-
-    def _cut(self, rows: DataFrame) -> DataFrame:
-        """The same rows, as a plan that begins here.
-
-        Otherwise the optimizer would push what each branch needs of rows and columns down, and
-        make a shuffle for each of them.
-        """
-        self._cuts.append(rows)
-        session, jdf = rows.sparkSession, rows._jdf
-        cut = session._jsparkSession.internalCreateDataFrame(
-            jdf.queryExecution().toRdd(), jdf.schema(), False
+        return self._columns.project(
+            self._cuts.cut(rows).where(*self._columns.parse(NEVER)), nothing
         )
-        return DataFrame(cut, session)
-
-    @property
-    def _here(self) -> str:
-        """SQL: the subtask whose number the partition at hand has."""
-        return f"pmod(spark_partition_id(), {self.parallelism})"
 
     def _broadcast(self, fed: DataFrame, level: Level) -> DataFrame:
         """Broadcast rows to every subtask, each with its turn among them; others as they are."""
@@ -386,7 +299,7 @@ class Planner:
         everywhere = f"sequence(0, {self.parallelism - 1})"
         subtasks = f"explode(CASE WHEN {is_theirs} THEN {everywhere} ELSE array(subtask) END)"
         columns = [f"{subtasks} AS {SUBTASK}" if name == quote(SUBTASK) else name for name in names]
-        return self._project(self._project(fed, [*names, turns]), [*columns, TURN])
+        return self._columns.project(self._columns.project(fed, [*names, turns]), [*columns, TURN])
 
     def _has_direct(self, level: Level) -> bool:
         # Acknowledgements of the level before always pass.
@@ -412,98 +325,6 @@ class Planner:
         ports = dict.fromkeys(port for edge in level.counted for port in edge.inputs)
         return [p for p in ports if isinstance(self.graph.nodes[p.node], TransformNode)]
 
-    def _transform(self, rows: DataFrame, port: Port, frames: dict[Port, DataFrame]) -> DataFrame:
-        if port in frames:
-            return frames[port]
-        node = self.graph.nodes[port.node]
-        if isinstance(node, TransformNode):
-            steps = self._row_steps(node) if isinstance(node, RowsNode) else [node]
-            inputs = self.graph.read(steps[0])
-            united, *others = [self._transform(rows, port, frames) for port in inputs]
-            for other in others:
-                united = united.unionByName(other)
-            if isinstance(node, PartialNode):
-                frame = self._partial(united, node)
-            elif isinstance(node, RowsNode):
-                frame = self._call_rows(united, [s for s in steps if isinstance(s, RowsNode)])
-            else:
-                frame = node.function(united)
-            frame = self._observe(frame, port_measures(self.graph, port))
-            if self._is_read_again(port):
-                frame = self._share(frame)
-        elif isinstance(node, SourceNode):
-            lane = self.graph.sources.index(node)
-            frame = self._parts[lane]
-            if len(self.graph.sources) > 1:
-                frame = self._unpack(frame, source_envelope(self.graph), lane)
-            frame = fill_unread(frame, node, self.read)
-        else:
-            level = self.graph.levels[self.graph.level_of(port.node)]
-            frame = self._unpack(rows, outgoing(self.graph, level), self._taps[port])
-        frames[port] = frame
-        return frame
-
-    def _unpack(self, rows: DataFrame, envelope: Envelope, lane: int) -> DataFrame:
-        """Return the rows of a lane, with the names of its columns."""
-        is_mine = f"{LANE} = {lane}" if envelope.has_lanes else f"{ACK} IS NULL"
-        pairs = zip(envelope.names[lane], envelope.schemas[lane].names, strict=True)
-        columns = [f"{column} AS {quote(name)}" for column, name in pairs]
-        return self._project(rows.where(*self._columns_of([is_mine])), columns)
-
-    def _row_steps(self, node: RowsNode) -> list[RowsNode]:
-        """Return the row functions that run in one Python worker, the node's own last."""
-        steps = [node]
-        while True:
-            inputs = self.graph.read(steps[0])
-            before = self.graph.nodes[inputs[0].node]
-            if len(inputs) > 1 or not isinstance(before, RowsNode):
-                return steps
-            if self._is_read_again(inputs[0]) or port_measures(self.graph, inputs[0]):
-                return steps
-            steps.insert(0, before)
-
-    def _call_rows(self, rows: DataFrame, steps: Sequence[RowsNode]) -> DataFrame:
-        """Run plain Python functions over rows, in the stage that the rows are in."""
-        name = steps[-1].name
-        if name not in self._row_functions:
-            udf = pandas_udf(
-                RowSteps([RowStep(s.name, s.function, s.read_schema, s.schema) for s in steps]),
-                returnType=schema_ddl(steps[-1].schema),
-                functionType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF,
-            )
-            columns = (F.col(quote(field)) for field in steps[0].read_schema.names)
-            self._row_functions[name] = udf(*columns)
-        jdf = rows._jdf.mapInArrow(self._row_functions[name]._jc, False, None)
-        return DataFrame(jdf, rows.sparkSession)
-
-    def _is_read_again(self, port: Port) -> bool:
-        """True if the output of a transform is, or may be, read more than once."""
-        readers = [
-            node
-            for node in self.graph.nodes.values()
-            if isinstance(node, TransformNode) and port in self.graph.read(node)
-        ]
-        if not readers:
-            return False
-        # These read their rows once.
-        edges = [edge for edge in self.graph.edges if port in edge.inputs]
-        return len(readers) + len(edges) > 1 or not isinstance(readers[0], PartialNode | RowsNode)
-
-    def _partial(self, rows: DataFrame, node: PartialNode) -> DataFrame:
-        """Return the partials of an aggregation: of each row, or of the epoch's groups."""
-        partials = node.partials
-        # Without a key one subtask would get all rows.
-        is_grouped = node.uid in self.grouped or partials.layout.is_keyless
-        if partials.grouping is None or not is_grouped:
-            return self._project(rows, partials.rows)
-        groups = rows._jdf.groupBy(self._sequence_of(rows, partials.grouping))
-        first, *others = partials.grouped
-        (column,) = self._columns_of([first])
-        made = groups.agg(column._jc, self._sequence_of(rows, others))
-        grouped = DataFrame(made, rows.sparkSession)
-        # In as many tasks as there are subtasks, whatever the session's number for shuffles is.
-        return grouped.coalesce(self.parallelism)
-
     def _share_sources(self, level: Level, transforms: Sequence[Port]) -> list[DataFrame]:
         """Make sure that no source is read twice: rows that several branches read are shared.
 
@@ -524,17 +345,23 @@ class Planner:
                     ahead.append(port)
         counts = [readers[Port(source.name)] for source in self.graph.sources]
         if self._is_apart:
-            pairs = zip(self._parts, counts, strict=True)
-            self._parts = [self._share(part) if count > 1 else part for part, count in pairs]
+            pairs = zip(self.transforms.parts, counts, strict=True)
+            self.transforms.parts = [
+                self._cuts.share(part) if count > 1 else part for part, count in pairs
+            ]
             dropped = {port for edge in level.counted for port in edge.inputs}
             return [
                 part
-                for part, source, count in zip(self._parts, self.graph.sources, counts, strict=True)
+                for part, source, count in zip(
+                    self.transforms.parts, self.graph.sources, counts, strict=True
+                )
                 if not count and Port(source.name) in dropped
             ]
         if transforms and sum(counts) > 1:
-            self._parts = [self._share(self._parts[0])] * len(self._parts)
-        return [] if any(counts) else self._parts[:1]
+            self.transforms.parts = [self._cuts.share(self.transforms.parts[0])] * len(
+                self.transforms.parts
+            )
+        return [] if any(counts) else self.transforms.parts[:1]
 
     def _feed_sources(self, level: Level) -> list[DataFrame]:
         """Rows of the sources that go as they are to operators and sinks."""
@@ -544,9 +371,9 @@ class Planner:
             for lane in fields
         }
         if not self._is_apart:
-            return [self._send(self._parts[0], fields, ways, level)]
+            return [self._send(self.transforms.parts[0], fields, ways, level)]
         return [
-            self._send(self._parts[lane], {lane: fields[lane]}, {lane: ways[lane]}, level)
+            self._send(self.transforms.parts[lane], {lane: fields[lane]}, {lane: ways[lane]}, level)
             for lane in fields
             if ways[lane]
         ]
@@ -566,12 +393,12 @@ class Planner:
         """
         feed = self._feeds[level.index]
         if any(len(edges) > 1 for edges in ways.values()):
-            return self._project(rows, [feed.fork(fields, ways)])
+            return self._columns.project(rows, [feed.fork(fields, ways)])
         edges = {lane: taken[0] for lane, taken in ways.items() if taken}
         if len(edges) < len(fields):
             kept = is_kept(list(fields), list(edges), has_acks=has_acks)
-            rows = rows.where(*self._columns_of([kept]))
-        return self._project(rows, feed.label(fields, edges, has_acks=has_acks))
+            rows = rows.where(*self._columns.parse(kept))
+        return self._columns.project(rows, feed.label(fields, edges, has_acks=has_acks))
 
     def _feed_envelope(self, rows: DataFrame, level: Level) -> DataFrame:
         """Rows of the level before, and its acknowledgements."""
