@@ -398,9 +398,9 @@ class _Life:
         ):
             if standby is not None and coordinator.spec == standby.prepared.spec:
                 driver = standby.driver
-                ranges = coordinator.parallelism, coordinator.starts
+                ranges = coordinator.parallelism, coordinator.subtasks.starts
                 if (driver.parallelism, driver.starts) != ranges:
-                    driver.deploy(coordinator.spec, coordinator.parallelism, coordinator.starts)
+                    driver.deploy(coordinator.spec, *ranges)
             else:
                 driver = SparkDriver(
                     graph,
@@ -408,9 +408,9 @@ class _Life:
                     spark,
                     parallelism=coordinator.parallelism,
                     run_id=coordinator.run_id,
-                    starts=coordinator.starts,
+                    starts=coordinator.subtasks.starts,
                 )
-                driver.start_slots(coordinator.slots)
+                driver.start_slots(coordinator.subtasks.slots)
         self.store = started.store
         self.spark_place = started.spark_place
         self._on_end = on_end

@@ -24,7 +24,7 @@ def test_no_item_and_no_rule_is_lost_or_seen_by_some_only(seed: int, tmp_path: P
     seen = 0
     for _ in range(25):
         if chance.random() < 0.3:
-            job.coordinator.rescale(chance.randint(1, 5))
+            job.coordinator.subtasks.rescale(chance.randint(1, 5))
         if chance.random() < 0.1:
             job.lead(chance.randint(1, 5))
             job.cluster.trouble = trouble
@@ -50,7 +50,7 @@ def test_no_item_and_no_rule_is_lost_or_seen_by_some_only(seed: int, tmp_path: P
         assert all(len(set(each)) == len(each) for each in united)
     before = {v for each in job.lists("all") for v in each}
     parallelism = job.coordinator.parallelism % 5 + 1
-    job.coordinator.rescale(parallelism)
+    job.coordinator.subtasks.rescale(parallelism)
     job.run()
     assert [set(each) for each in job.lists("all")] == [before] * parallelism
     sizes = [len(each) for each in job.lists("own")]
@@ -70,7 +70,7 @@ def test_no_item_lies_where_no_row_comes_under_any_bound(seed: int, tmp_path: Pa
             job.cluster.trouble = trouble
             job.coordinator._attempts_max = 50
         elif chance.random() < 0.3:
-            job.coordinator.rescale(chance.randint(1, 5))
+            job.coordinator.subtasks.rescale(chance.randint(1, 5))
         rows = [(v, v) for v in range(seen, seen + chance.randint(0, 6))]
         seen += len(rows)
         job.run(rows)

@@ -449,7 +449,7 @@ class Driver:
     def rescale(self, parallelism: int) -> None:
         """As `Run.rescale`: from the next epoch on."""
         self.coordinator.commit_epoch()
-        self.coordinator.rescale(parallelism)
+        self.coordinator.subtasks.rescale(parallelism)
         crash_point("driver.deployed")
 
     def cut_ranges(self) -> None:
@@ -457,7 +457,7 @@ class Driver:
         self.coordinator.commit_epoch()
         groups = range(1, self.coordinator.spec.group_count)
         inner = self.world.random.sample(groups, self.coordinator.parallelism - 1)
-        self.coordinator.starts = (0, *sorted(inner)) if inner else ()
+        self.coordinator.subtasks.starts = (0, *sorted(inner)) if inner else ()
         crash_point("driver.deployed")
 
     def run_batch(self, rows_max: int = 10) -> None:

@@ -100,12 +100,12 @@ class Changes:
             change.is_rebalance = True
 
         self._ask(ask)
-        return self._coordinator.compare_ranges()
+        return self._coordinator.subtasks.compare_ranges()
 
     def _prepare(self, parallelism: int) -> None:
         """Start slots ahead of the next epoch; if that fails, the epoch starts them."""
         try:
-            self._driver.prepare(parallelism, self._coordinator.slots_for(parallelism))
+            self._driver.prepare(parallelism, self._coordinator.subtasks.slots_for(parallelism))
         except Exception:
             job = {"job": self._graph.name}
             logger.warning("a rescale could not be prepared", exc_info=True, extra=job)
@@ -166,11 +166,11 @@ class Changes:
             coordinator.decision = change.decision or _make_request(
                 coordinator.parallelism, change.parallelism
             )
-            coordinator.rescale(change.parallelism)  # It cuts the ranges by load too.
+            coordinator.subtasks.rescale(change.parallelism)  # It cuts the ranges by load too.
         elif change.is_rebalance:
-            self._log_balance(coordinator.rebalance())
+            self._log_balance(coordinator.subtasks.rebalance())
         coordinator.deploy(spec, rewrite=rewrite)
-        self._driver.deploy(spec, coordinator.parallelism, coordinator.starts)
+        self._driver.deploy(spec, coordinator.parallelism, coordinator.subtasks.starts)
         self._log(change)
         crash_point("driver.deployed")
 

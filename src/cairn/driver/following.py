@@ -131,7 +131,9 @@ def message_ahead(coordinator: Coordinator) -> Begin | None:
     newest = coordinator.committed
     if newest is None:
         return None
-    return _message(coordinator, newest, coordinator.starts, coordinator.term, newest.number)
+    return _message(
+        coordinator, newest, coordinator.subtasks.starts, coordinator.term, newest.number
+    )
 
 
 def _message(
@@ -152,8 +154,8 @@ def _message(
         parallelism=parallelism,
         group_count=group_count,
         inline_bytes_max=0,
-        parts=division.parts({}, coordinator.slots, None),
-        rescaled_from=coordinator.rescaled_from,
+        parts=division.parts({}, coordinator.subtasks.slots, None),
+        rescaled_from=coordinator.subtasks.rescaled_from,
         follows=True,
     )
 

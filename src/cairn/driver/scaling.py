@@ -96,7 +96,7 @@ class Scaling:
             figures_of(
                 report,
                 backlog_rows=total_backlog(self._backlog),
-                heaviest_share=self._coordinator.load.heaviest_share(),
+                heaviest_share=self._coordinator.subtasks.load.heaviest_share(),
                 spec=self._coordinator.spec,
             )
         )

@@ -1,4 +1,4 @@
-"""What Spark observes of the rows of an epoch while it computes them.
+"""Times and rows that Spark observes in an epoch while it computes it.
 
 Always true here:
 - a stage that runs twice observes the same times; rows are counted again.

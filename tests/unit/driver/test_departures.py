@@ -97,7 +97,7 @@ def test_slots_that_have_read_ahead_restore_nothing_in_the_next_epoch(tmp_path: 
     driver.rescale(3)
     driver.run_batch(20)
     begin = ahead_of(driver)
-    assert begin.follows and begin.slot(2) == driver.coordinator.slots[2]
+    assert begin.follows and begin.slot(2) == driver.coordinator.subtasks.slots[2]
     driver.cluster.slots = follow(driver, begin, {})
     driver.run_batch(20)
     newest = driver.world.newest()

@@ -25,7 +25,7 @@ class Fake:
             parallelism=1,
             decision=None,
             committed=None,
-            load=SimpleNamespace(heaviest_share=lambda: 0.0),
+            subtasks=SimpleNamespace(load=SimpleNamespace(heaviest_share=lambda: 0.0)),
             spec=SimpleNamespace(group_count=8, job_name="job", levels=[]),
         )
         self.scaling = Scaling(

@@ -159,7 +159,7 @@ class Asked:
 
     def ask(self, asked: Mapping[int, LookupRequest]) -> dict[int, LookupReply]:
         told = {}
-        slots = self._coordinator.slots
+        slots = self._coordinator.subtasks.slots
         for subtask, ask in asked.items():
             slot = self._cluster.slots.get(slots[subtask]) if subtask < len(slots) else None
             if slot is not None and not self.are_silent:

@@ -119,14 +119,14 @@ def test_after_a_rescale_and_a_loss_the_same_is_found_as_before(
 ) -> None:
     led, model = Queried(Everything(), tmp_path, backend=backend), Model()
     for parallelism, rows in zip((2, 3, 3, 1, 4), EPOCHS, strict=True):
-        led.coordinator.rescale(parallelism)
+        led.coordinator.subtasks.rescale(parallelism)
         if led.epochs:
             check(led, model)
         led.run(rows=rows)
         model.take(rows)
         check(led, model)
         assert led.live.query("op", "last", 0).source == "slot"
-    lost = led.coordinator.slots[0]
+    lost = led.coordinator.subtasks.slots[0]
     led.cluster.kill(lost)
     check(led, model)
     answers = led.live.query_many("op", "total", KEYS)

@@ -169,7 +169,7 @@ class ScopedJob:
         """The broadcast state in each subtask, as it is there after the last epoch."""
         return [
             dict(self.cluster.slot(number).level(0).operators[-1].context.broadcast)
-            for number in self.coordinator.slots
+            for number in self.coordinator.subtasks.slots
         ]
 
     def rules(self) -> dict[str, int]:

@@ -200,7 +200,7 @@ def test_a_rescale_hands_it_to_new_subtasks_and_writes_nothing(tmp_path: Path) -
     job.run(ROWS, [("a", 1)])
     files, version = job.shared.files, job.shared.version
     for parallelism in (5, 3):
-        job.coordinator.rescale(parallelism)
+        job.coordinator.subtasks.rescale(parallelism)
         said = job.run(ROWS)
         assert {row[3] for row in said} == {"a=1"}
         assert job.replicas() == [{"a": 1}] * parallelism

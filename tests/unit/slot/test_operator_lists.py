@@ -42,7 +42,7 @@ def test_each_subtask_has_its_own_list(job: ScopedJob) -> None:
 def test_split_from_2_to_5_to_3_subtasks_loses_no_item_and_doubles_none(job: ScopedJob) -> None:
     feed(job, 0, 8)
     before = [v for each in job.lists("own") for v in each]
-    job.coordinator.rescale(5)
+    job.coordinator.subtasks.rescale(5)
     feed(job, 0, 0)
     five = job.lists("own")
     assert len(five) == 5 and is_even(five)
@@ -50,7 +50,7 @@ def test_split_from_2_to_5_to_3_subtasks_loses_no_item_and_doubles_none(job: Sco
     feed(job, 8, 5)
     before = [v for each in job.lists("own") for v in each]
     assert sorted(before) == list(range(13))
-    job.coordinator.rescale(3)
+    job.coordinator.subtasks.rescale(3)
     feed(job, 0, 0)
     three = job.lists("own")
     assert len(three) == 3 and is_even(three)
@@ -59,20 +59,20 @@ def test_split_from_2_to_5_to_3_subtasks_loses_no_item_and_doubles_none(job: Sco
 
 def test_union_from_2_to_5_to_3_subtasks_gives_all_items_to_all_once(job: ScopedJob) -> None:
     feed(job, 0, 8)
-    job.coordinator.rescale(5)
+    job.coordinator.subtasks.rescale(5)
     feed(job, 0, 0)
     first = [0, 2, 4, 6, 1, 3, 5, 7]
     assert job.lists("all") == [first] * 5
     feed(job, 8, 5)
     assert job.lists("all") == [[*first, 8 + subtask] for subtask in range(5)]
-    job.coordinator.rescale(3)
+    job.coordinator.subtasks.rescale(3)
     feed(job, 0, 0)
     assert job.lists("all") == [[*first, 8, 9, 10, 11, 12]] * 3
 
 
 def test_rows_of_the_epoch_that_rescales_come_upon_the_new_lists(job: ScopedJob) -> None:
     feed(job, 0, 4)
-    job.coordinator.rescale(3)
+    job.coordinator.subtasks.rescale(3)
     feed(job, 4, 3)
     assert job.lists("own") == [[0, 4], [2, 5], [1, 3, 6]]
 
@@ -80,7 +80,7 @@ def test_rows_of_the_epoch_that_rescales_come_upon_the_new_lists(job: ScopedJob)
 @pytest.mark.parametrize("loses_slots", [False, True], ids=["slots live", "slots die"])
 def test_a_failed_attempt_at_a_rescale_leaves_no_trace(job: ScopedJob, loses_slots: bool) -> None:
     feed(job, 0, 8)
-    job.coordinator.rescale(5)
+    job.coordinator.subtasks.rescale(5)
     job.failures += [job.kill if loses_slots else lambda: None] * 2
     feed(job, 8, 5)
     assert sorted(v for each in job.lists("own") for v in each) == list(range(13))
@@ -90,13 +90,13 @@ def test_a_failed_attempt_at_a_rescale_leaves_no_trace(job: ScopedJob, loses_slo
 
 def test_slots_killed_right_after_a_rescale_restore_the_same_lists(job: ScopedJob) -> None:
     feed(job, 0, 8)
-    job.coordinator.rescale(5)
+    job.coordinator.subtasks.rescale(5)
     feed(job, 0, 0)
     own, united = job.lists("own"), job.lists("all")
     job.kill()
     feed(job, 0, 0)
     assert (job.lists("own"), job.lists("all")) == (own, united)
-    job.coordinator.rescale(2)
+    job.coordinator.subtasks.rescale(2)
     feed(job, 0, 0)
     assert job.lists("all") == [united[0]] * 2
 
@@ -104,7 +104,7 @@ def test_slots_killed_right_after_a_rescale_restore_the_same_lists(job: ScopedJo
 def test_back_before_a_rescale_the_lists_are_handed_out_again(job: ScopedJob) -> None:
     feed(job, 0, 8)
     before = job.newest.number
-    job.coordinator.rescale(5)
+    job.coordinator.subtasks.rescale(5)
     feed(job, 8, 5)
     rollback(job.store, before)
     job.lead(3)
@@ -185,7 +185,7 @@ def test_setting_what_is_there_keeps_copies_copies(tmp_path: Path) -> None:
     job = ScopedJob(tmp_path)
     job.lead(1, Trim())
     feed(job, 0, 5)
-    job.coordinator.rescale(4)
+    job.coordinator.subtasks.rescale(4)
     job.run([(0, -1)] * 4)
     assert job.lists("all") == [[2, 3, 4]] * 4
     assert not any(
@@ -193,7 +193,7 @@ def test_setting_what_is_there_keeps_copies_copies(tmp_path: Path) -> None:
     )
     job.run([(0, 7), (0, -1)])
     assert job.lists("all") == [[3, 4, 7], [2, 3, 4], [2, 3, 4], [2, 3, 4]]
-    job.coordinator.rescale(2)
+    job.coordinator.subtasks.rescale(2)
     job.run()
     assert job.lists("all") == [[3, 4, 7, 2]] * 2, "copies that are left count once"
 
@@ -328,7 +328,7 @@ def test_what_a_function_has_read_in_open_is_what_it_finds(tmp_path: Path) -> No
     feed(job, 6, 6)
     assert sorted(OPENED) == [0, 1], "not for every epoch"
     for parallelism in (3, 1, 2):
-        job.coordinator.rescale(parallelism)
+        job.coordinator.subtasks.rescale(parallelism)
         feed(job, 0, 7)
     job.failures = [lambda: None]
     feed(job, 0, 6)
@@ -353,7 +353,7 @@ def test_lists_of_a_bounded_operator_go_to_the_subtasks_that_get_rows(tmp_path: 
     job.lead(4, Waiting(), bound=2)
     feed(job, 0, 8)
     assert job.lists("own") == [[0, 2, 4, 6], [1, 3, 5, 7], [], []]
-    job.coordinator.rescale(8)
+    job.coordinator.subtasks.rescale(8)
     feed(job, 8, 2)
     assert job.lists("own") == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9], *[[]] * 6]
     assert all(each.version == EMPTY_VERSION for each in job.newest.operators["notes"].ranges[2:])

@@ -103,9 +103,9 @@ def test_a_new_driver_with_another_parallelism_keeps_the_times(make: Make) -> No
 def test_a_live_rescale_keeps_the_times_and_goes_on_removing(make: Make) -> None:
     job = make("1 minute", parallelism=2)
     job.run(*((key, key) for key in range(20)))
-    job.coordinator.rescale(3)
+    job.coordinator.subtasks.rescale(3)
     job.run((0, 5), after_ms=30_000)
-    job.coordinator.rescale(1)
+    job.coordinator.subtasks.rescale(1)
     seen = job.run(*((key, None) for key in range(20)), after_ms=31_000)
     assert {key for key, found in seen.items() if found[0] is not None} == {0}
     job.sweep()

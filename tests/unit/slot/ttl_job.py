@@ -150,7 +150,7 @@ class TtlJob:
         """How many keys the slots hold of a state, expired or not."""
         return sum(
             op.tables[name].count_held().entries
-            for number in self.coordinator.slots
+            for number in self.coordinator.subtasks.slots
             for op in self.cluster.slot(number).level(0).operators
         )
 

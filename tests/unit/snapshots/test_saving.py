@@ -190,7 +190,7 @@ def test_a_rocksdb_job_that_was_rescaled_has_a_savepoint(
             job.run()
             for slot in job.cluster.slots.values():
                 slot.compactor.work()
-    job.coordinator.rescale(2)
+    job.coordinator.subtasks.rescale(2)
     job.run()
     files = [part.files[0] for part in job.newest.operators["alerts"].ranges]
     assert [len(file.objects) for file in files] == [2, 2]

@@ -70,7 +70,7 @@ def test_lists_and_broadcast_state_are_corrected(
 def test_items_that_all_subtasks_were_handed_stay_one_item(
     scoped: ScopedJob, tmp_path: Path
 ) -> None:
-    scoped.coordinator.rescale(3)
+    scoped.coordinator.subtasks.rescale(3)
     feed(scoped, 0, 0)
     (united,) = {tuple(each) for each in scoped.lists("all")}
     writer = SavepointWriter.of(None, scoped.store.url)

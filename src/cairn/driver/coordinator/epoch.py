@@ -40,7 +40,6 @@ from cairn.driver.coordinator.attempts import Attempts
 from cairn.driver.coordinator.division import Division
 from cairn.driver.coordinator.guarantees import Guarantee
 from cairn.driver.coordinator.job_clock import JobClock
-from cairn.driver.coordinator.load import Load, starts_of
 from cairn.driver.coordinator.marks import check_marks
 from cairn.driver.coordinator.measured import (
     add_measured,
@@ -69,22 +68,20 @@ from cairn.driver.coordinator.rounds import (
     run_rounds,
 )
 from cairn.driver.coordinator.slices import Slices
+from cairn.driver.coordinator.subtasks import Subtasks
 from cairn.driver.coordinator.ticker import timers_of
 from cairn.driver.coordinator.totals import with_totals
 from cairn.driver.coordinator.versions import Versions
 from cairn.driver.coordinator.watermarks import clocks_of
 from cairn.errors import CairnError, CommitConflictError, CommitError, EpochError
 from cairn.ids import new_id
-from cairn.key_groups import Starts
 from cairn.logs import logger, scope
 from cairn.plan.graph import Watermark
 from cairn.process_identity import identify, pid_namespace
 from cairn.protocol.messages import Ack, Begin, Compacted, Report, Slice
 from cairn.protocol.parts import move_parts
 from cairn.protocol.scoped_state import states_by_scope
-from cairn.protocol.slots import CHANGES_MAX, slots_after
 from cairn.protocol.spec import JobSpec, OperatorSpec
-from cairn.report.balance import Balance
 from cairn.report.epoch import Measured, Timings
 from cairn.report.scaling import Decision
 from cairn.sinks.base import Committable, Execution, Sink
@@ -139,10 +136,6 @@ class Coordinator:
 
     origins: dict[str, Watermark]
     """The places where event time and a watermark are declared."""
-    slots: list[int]
-    """The slot of each subtask in later epochs."""
-    starts: Starts = ()
-    """The first key group of each subtask in later epochs; empty: equal ranges."""
     decision: Decision | None = None
     """A decision about the parallelism that the next epoch's manifest notes."""
     newest: Epoch | None = None
@@ -188,7 +181,7 @@ class Coordinator:
         self.store = store
         self.log = Log(store)
         self.run_id = run_id or new_id()
-        self.slots = list(range(parallelism))
+        self.subtasks = Subtasks(parallelism, spec.group_count, parallelism_range)
         self.is_stopping = lambda: False
         self.on_failure = lambda error, epoch, attempt: None
         self._newest_by: dict[str, OperatorSpec] = {}
@@ -216,14 +209,10 @@ class Coordinator:
         """True once the checkpoint was searched for files of earlier leaders."""
         self._settled: dict[int, list[str]] = {}
         """Per slot, the files of its last reports that are in the newest epoch, or never will."""
-        self.rescaled_from: tuple[int, ...] = ()
-        """Earlier parallelisms of the run, oldest first."""
         self._pending = Pending(store)
-        self._parallelism_range = parallelism_range
         self._full: frozenset[str] = frozenset()
         """Slots that were reported because their memory is nearly used up."""
         self._slices = Slices()
-        self.load = Load(spec.group_count)
         self._rewrite: frozenset[str] = frozenset()
         self.deploy(spec)
 
@@ -244,39 +233,7 @@ class Coordinator:
 
     @property
     def parallelism(self) -> int:
-        return len(self.slots)
-
-    def rescale(self, parallelism: int) -> None:
-        """Change the parallelism of later epochs. Slots keep as much state as possible.
-
-        Ranges follow the load, where it was measured and equal ones would be clearly worse.
-        """
-        if parallelism == self.parallelism:
-            return
-        slots = self.slots_for(parallelism)
-        self.rescaled_from = self._changes()
-        self.slots = slots
-        self.starts, _ = self.load.ranges_for(parallelism)
-
-    def compare_ranges(self) -> Balance:
-        """Return what a rebalance would change."""
-        return self.load.ranges_for(self.parallelism, self.starts)[1]
-
-    def rebalance(self) -> Balance:
-        """Cut the ranges of later epochs by load; they stay if that would gain little."""
-        self.starts, balance = self.load.ranges_for(self.parallelism, self.starts)
-        return balance
-
-    def slots_for(self, parallelism: int) -> list[int]:
-        """Return the slots that a parallelism would run on."""
-        if parallelism == self.parallelism:
-            return list(self.slots)
-        return list(slots_after((*self._changes(), parallelism), self.spec.group_count))
-
-    def _changes(self) -> tuple[int, ...]:
-        """Return the parallelisms before the next change; none if there are too many."""
-        changes = (*self.rescaled_from, self.parallelism)
-        return changes if len(changes) <= CHANGES_MAX else ()
+        return self.subtasks.parallelism
 
     def deploy(self, spec: JobSpec, *, rewrite: Collection[str] = ()) -> None:
         """Set the functions of later epochs. The next one rewrites the state of `rewrite`."""
@@ -321,7 +278,7 @@ class Coordinator:
         self.newest = self.committed = self.log.newest_epoch()
         if self.newest is not None:
             self._job_clock.follow(self.newest)
-            self._take_ranges(self.newest)
+            self.subtasks.continue_from(self.newest, self.spec)
         self.awake_ms = self.now_ms()
         events.log_takeover(self.spec.job_name, record, self.newest)
         self._collector = Collector(
@@ -336,17 +293,6 @@ class Coordinator:
         self._versions = Versions(self.spec.backend, self.store, self.spec.job_id, self.term)
         crash_point("driver.takeover.written")
         return self.newest
-
-    def _take_ranges(self, newest: Epoch) -> None:
-        """Continue with the ranges of an epoch, or cut them for another parallelism."""
-        self.load.note(newest, self.spec)
-        if self._parallelism_range is not None:
-            # Autoscaling has found this parallelism.
-            least, most = self._parallelism_range[0], self._parallelism_range[-1]
-            found = max((each.parallelism for each in newest.operators.values()), default=least)
-            self.slots = list(range(min(max(found, least), most)))
-        held = starts_of(newest, self.parallelism, self.spec.group_count)
-        self.starts = self.load.ranges_for(self.parallelism)[0] if held is None else held
 
     def adopt(self, epoch: Epoch) -> None:
         """Make a given epoch the first one of an empty checkpoint."""
@@ -395,7 +341,7 @@ class Coordinator:
                 self.scoped_states,
                 self.parallelism,
                 self.spec.group_count,
-                self.starts,
+                self.subtasks.starts,
             )
         started = time.perf_counter()
         crash_point("driver.epoch.begun")
@@ -445,7 +391,7 @@ class Coordinator:
         self.newest = epoch
         self._newest_by = self.operators
         self.batches += 1
-        self._settled = ran.list_reported(self.slots)
+        self._settled = ran.list_reported(self.subtasks.slots)
         self._rewrite -= frozenset(ran.begin.rewrite)
         # Databases are written to when an epoch is committed: until then slots hold its changes.
         if self.batches >= self._checkpoint_every or (full and not self._is_local):
@@ -524,7 +470,7 @@ class Coordinator:
         self.newest = self.committed = epoch
         self.batches = 0
         self.decision = None
-        self.load.note(epoch, self.spec)
+        self.subtasks.load.note(epoch, self.spec)
         self._publisher.publish_epoch(epoch)
         self.is_published = True
         events.log_epoch(epoch, self.last_commit_ms)
@@ -607,11 +553,11 @@ class Coordinator:
             inline_bytes_max=min(INLINE_BYTES_MAX, INLINE_TOTAL_BYTES_MAX // shares),
             parts=division.parts(
                 self._settled,
-                self.slots,
+                self.subtasks.slots,
                 # Compactions read files of a committed epoch.
                 None if self.batches else self.spec.backend,
             ),
-            rescaled_from=self.rescaled_from,
+            rescaled_from=self.subtasks.rescaled_from,
             rewrite=sorted(self._rewrite | division.find_redistributed()),
             slice=Slice(0, self._slices.count if has_rows else 1),
             is_divisible=has_rows and self._slices.may_grow,

@@ -64,10 +64,10 @@ def test_task_of_an_earlier_attempt_is_refused_before_its_object_is_read(lead: L
 
 def test_tasks_find_the_slots_of_a_rescaled_run(lead: Lead) -> None:
     for parallelism in (3, 5, 2, 6, 1, 4):
-        lead.coordinator.rescale(parallelism)
+        lead.coordinator.subtasks.rescale(parallelism)
         lead.run_batch(*ROWS)
         begin = lead.begins[-1]
-        assert [begin.slot(at) for at in range(parallelism)] == lead.coordinator.slots
+        assert [begin.slot(at) for at in range(parallelism)] == lead.coordinator.subtasks.slots
     assert lead.coordinator.newest is not None
     assert lead.coordinator.newest.metrics.operators["count"].state_keys == len(ROWS)
 
@@ -76,9 +76,9 @@ def test_message_has_a_limit_after_any_number_of_rescales(lead: Lead) -> None:
     coordinator: Coordinator = lead.coordinator
     sizes = []
     for change in range(CHANGES_MAX + 10):
-        prepared = coordinator.slots_for(3 + change % 2)
-        coordinator.rescale(3 + change % 2)
-        assert coordinator.slots == prepared and len(set(prepared)) == len(prepared)
+        prepared = coordinator.subtasks.slots_for(3 + change % 2)
+        coordinator.subtasks.rescale(3 + change % 2)
+        assert coordinator.subtasks.slots == prepared and len(set(prepared)) == len(prepared)
         if change > CHANGES_MAX - 5:
             lead.run_batch((1, 1))
             sizes.append(len(begin_encoder.encode(lead.begins[-1])))

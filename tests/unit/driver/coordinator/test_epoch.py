@@ -274,7 +274,7 @@ def test_a_change_of_parallelism_when_a_merge_is_due_is_no_failure(
 def test_parallelism_changes_between_two_epochs_and_nothing_is_rewritten(lead: Lead) -> None:
     before = lead.run_batch(*((k, 1) for k in range(12)))
     known = {ref.path for part in before.operators["count"].ranges for ref in part.files}
-    lead.coordinator.rescale(3)
+    lead.coordinator.subtasks.rescale(3)
     after = lead.run_batch(*((k, 2) for k in range(12)))
     assert len(after.operators["count"].ranges) == 3
     deltas = [

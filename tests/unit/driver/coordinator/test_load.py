@@ -130,10 +130,10 @@ def test_buckets_of_key_groups_are_spread_over_them(spec):
 def test_a_restart_continues_with_the_ranges_of_the_newest_epoch(tmp_path):
     lead = Lead(tmp_path, parallelism=2).start()
     lead.run_batch((1, 1), (2, 1), (3, 1))
-    lead.coordinator.starts = (0, 1)
+    lead.coordinator.subtasks.starts = (0, 1)
     lead.run_batch()
     again = Lead(tmp_path, parallelism=2, store=lead.store).start()
-    assert again.coordinator.starts == (0, 1)
+    assert again.coordinator.subtasks.starts == (0, 1)
     other = Lead(tmp_path, parallelism=3, store=lead.store).start()
-    assert other.coordinator.starts == ()
+    assert other.coordinator.subtasks.starts == ()
     assert starts_of(again.coordinator.newest, 2, 6) == (0, 1)
