@@ -28,8 +28,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
@@ -41,36 +40,16 @@ from cairn.driver.coordinator.division import Division
 from cairn.driver.coordinator.guarantees import Guarantee
 from cairn.driver.coordinator.job_clock import JobClock
 from cairn.driver.coordinator.marks import check_marks
-from cairn.driver.coordinator.measured import (
-    add_measured,
-    add_timings,
-    collect_announced,
-    measure_epoch,
-    state_held_of,
-    time_epoch,
-    user_of,
-)
+from cairn.driver.coordinator.measured import collect_announced
 from cairn.driver.coordinator.output import targets_of
 from cairn.driver.coordinator.publisher import Paused, Publisher
 from cairn.driver.coordinator.quiet_collector import pause_collector
-from cairn.driver.coordinator.ranges import owners_of
-from cairn.driver.coordinator.record import (
-    advance_ranges,
-    apply_compactions,
-    committables_of,
-    pack_small_files,
-)
-from cairn.driver.coordinator.rounds import (
-    Execute,
-    Outcome,
-    count_sink_rows,
-    latest_times,
-    run_rounds,
-)
+from cairn.driver.coordinator.ran import Ran
+from cairn.driver.coordinator.record import apply_compactions, committables_of, pack_small_files
+from cairn.driver.coordinator.rounds import Execute, latest_times, run_rounds
 from cairn.driver.coordinator.slices import Slices
 from cairn.driver.coordinator.subtasks import Subtasks
 from cairn.driver.coordinator.ticker import timers_of
-from cairn.driver.coordinator.totals import with_totals
 from cairn.driver.coordinator.versions import Versions
 from cairn.driver.coordinator.watermarks import clocks_of
 from cairn.errors import CairnError, CommitConflictError, CommitError, EpochError
@@ -78,17 +57,16 @@ from cairn.ids import new_id
 from cairn.logs import logger, scope
 from cairn.plan.graph import Watermark
 from cairn.process_identity import identify, pid_namespace
-from cairn.protocol.messages import Ack, Begin, Compacted, Report, Slice
+from cairn.protocol.messages import Begin, Slice
 from cairn.protocol.parts import move_parts
 from cairn.protocol.scoped_state import states_by_scope
 from cairn.protocol.spec import JobSpec, OperatorSpec
-from cairn.report.epoch import Measured, Timings
 from cairn.report.scaling import Decision
-from cairn.sinks.base import Committable, Execution, Sink
+from cairn.sinks.base import Execution, Sink
 from cairn.slot.feedback import feedback_state
 from cairn.storage.conditional_put import check_conditional_put
 from cairn.storage.log import Log
-from cairn.storage.manifest import Epoch, EpochOperator, RangeState, SparkPosition
+from cairn.storage.manifest import Epoch, SparkPosition
 from cairn.storage.pending import Pending
 from cairn.storage.retention import Collector
 from cairn.storage.store import Store
@@ -100,35 +78,6 @@ INLINE_TOTAL_BYTES_MAX = 4 * 1024 * 1024
 
 def clock_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-class Ran(NamedTuple):
-    """A batch whose attempt has succeeded."""
-
-    begin: Begin
-    position: SparkPosition
-    rounds: Sequence[Outcome]
-    ranges: dict[str, list[RangeState]]
-    """The ranges before the batch, with files written in the background."""
-    compacted: Sequence[Compacted]
-    prepared: Mapping[str, list[Committable]]
-    ran_ms: float
-
-    @property
-    def acks(self) -> list[Ack]:
-        return [ack for outcome in self.rounds for ack in outcome.acks]
-
-    @property
-    def reports(self) -> list[list[Report]]:
-        return [outcome.reports for outcome in self.rounds]
-
-    def list_reported(self, slots: Sequence[int]) -> dict[int, list[str]]:
-        """Return per slot the ids of the files it has reported."""
-        found: dict[int, list[str]] = {}
-        for report in (report for each in self.reports for report in each if report.compacted):
-            ids = [file.stored.id for file in report.compacted]
-            found.setdefault(slots[report.subtask], []).extend(ids)
-        return found
 
 
 class Coordinator:
@@ -242,11 +191,9 @@ class Coordinator:
         states = [state for op in self.operators.values() for state in states_by_scope(op)]
         states += [feedback_state(feedback) for feedback in spec.feedbacks]
         self.scoped_states = {state.uid: state for state in states}
-        self._decls = {state.uid: state.decls for state in states}
-        self.feedbacks = {feedback.uid for feedback in spec.feedbacks}
         # Kept until an epoch has rewritten them, even if another change comes first. Records of
         # loops are written again in every epoch.
-        known = self.scoped_states.keys() - self.feedbacks
+        known = self.scoped_states.keys() - {feedback.uid for feedback in spec.feedbacks}
         self._rewrite = (self._rewrite | frozenset(rewrite)) & known
 
     # Starting
@@ -571,7 +518,10 @@ class Coordinator:
         """Return the epoch as of this batch, with its earlier batches counted in."""
         assert self._collector is not None
         begin, last = ran.begin, ran.rounds[-1]
-        timings, metrics = self._measure(ran)
+        is_published = self._guarantee != "exactly-once"
+        timings, metrics = ran.measure(
+            self.spec, self.newest, self.last_commit_ms, is_published=is_published
+        )
         clocks = clocks_of(self.newest).after(
             latest_times(ran.rounds),
             self.origins,
@@ -579,7 +529,7 @@ class Coordinator:
             ended_ms=self.now_ms(),
             awake_ms=self.awake_ms,
         )
-        to_publish = self._to_publish(ran.prepared)
+        to_publish = {} if is_published else ran.collect_output(self.newest)
         return Epoch(
             number=begin.epoch,
             parent=begin.parent,
@@ -594,7 +544,7 @@ class Coordinator:
             seen_ms=clocks.seen_ms,
             timers=timers_of(last.acks),
             spark=ran.position,
-            operators=self._operators_after(ran),
+            operators=ran.advance_operators(self.spec, self.scoped_states, self.parallelism),
             committables=to_publish,
             targets=targets_of(self._publisher.sinks, to_publish),
             timings=timings,
@@ -602,61 +552,6 @@ class Coordinator:
             oldest_kept=self._collector.oldest_to_keep(),
             decision=self.decision,
         )
-
-    def _operators_after(self, ran: Ran) -> dict[str, EpochOperator]:
-        ranges = advance_ranges(
-            ran.ranges,
-            [outcome.acks for outcome in ran.rounds],
-            ran.begin.epoch,
-            state_held_of(ran.rounds[-1].reports),
-            self.feedbacks,
-        )
-        return {
-            uid: EpochOperator(
-                uid=uid,
-                function_version=self.operators[state.operator].function_version,
-                key_types=state.key_types,
-                states=self._decls[uid],
-                scope=state.scope,
-                owners=owners_of(state, self.parallelism),
-                parallelism=self.parallelism,
-                ranges=ranges[uid],
-            )
-            for uid, state in self.scoped_states.items()
-        }
-
-    def _measure(self, ran: Ran) -> tuple[Timings, Measured]:
-        """Return timings and metrics of the epoch as of this batch."""
-        begin, reports = ran.begin, ran.reports
-        before = self.newest if self.batches else None
-        sources_ms, commit_ms = ran.rounds[0].sources_ms, self.last_commit_ms
-        timings = time_epoch(self.spec, reports, begin, ran.ran_ms, sources_ms, commit_ms)
-        published = None
-        if self._guarantee != "exactly-once":
-            # Noted here, as the record has nothing left to publish.
-            published = {uid: len(given) for uid, given in ran.prepared.items()}
-        sink_rows = count_sink_rows(ran.rounds)
-        batch = measure_epoch(
-            self.spec, ran.acks, reports, sources_ms, published, sink_rows, ran.ran_ms
-        )
-        metrics = with_totals(
-            batch if before is None else add_measured(before.metrics, batch),
-            batch,
-            timings,
-            user_of(reports),
-            self.newest,
-            is_first_batch=not self.batches,
-        )
-        return timings if before is None else add_timings(before.timings, timings), metrics
-
-    def _to_publish(
-        self, prepared: Mapping[str, list[Committable]]
-    ) -> dict[str, list[Committable]]:
-        """Return the output that the sinks publish when the epoch is in the log."""
-        if self._guarantee != "exactly-once":
-            return {}  # Each batch was published before.
-        before = self.newest.committables if self.newest is not None and self.batches else {}
-        return {uid: [*before.get(uid, ()), *given] for uid, given in prepared.items()}
 
 
 def _check_number(epoch: Epoch, number: int) -> Epoch:
