@@ -22,7 +22,8 @@ from cairn import KeyedProcess, sinks, state
 from cairn.driver.coordinator.compaction import BASE_RATIO, FAN_IN
 from cairn.driver.coordinator.epoch import Coordinator
 from cairn.key_groups import groups_of
-from cairn.plan.graph import Graph, Inlet, Port, ProcessNode, SinkNode, SourceNode, build_graph
+from cairn.plan.graph import Graph, Inlet, Port, ProcessNode, SinkNode, SourceNode
+from cairn.plan.levels import build_graph
 from cairn.protocol.messages import (
     Ack,
     Begin,

@@ -21,15 +21,8 @@ from cairn.plan.check import (
     check_stream,
     check_uid,
 )
-from cairn.plan.graph import (
-    Inlet,
-    Port,
-    ProcessNode,
-    common_type,
-    port_schema,
-    unite_schemas,
-    unite_times,
-)
+from cairn.plan.graph import Inlet, Port, ProcessNode, port_schema, unite_schemas, unite_times
+from cairn.plan.key_types import common_type
 from cairn.types import SchemaLike, parse_schema
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from cairn.driver.serving import Serve, as_serve
 from cairn.errors import PlanError
 from cairn.keyed import KeyedStream
 from cairn.plan.check import check_event_time, check_name, check_uid, check_watermark
-from cairn.plan.graph import Graph, Node, Port, SourceNode, build_graph
+from cairn.plan.graph import Graph, Node, Port, SourceNode
+from cairn.plan.levels import build_graph
 from cairn.protocol.letters import OnError
 from cairn.stream import Stream
 from cairn.types.durations import Duration, duration_ms, span_text

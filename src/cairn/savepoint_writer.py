@@ -29,7 +29,7 @@ from cairn.errors import PlanError
 from cairn.functions import Function, find_states
 from cairn.key_groups import key_hasher
 from cairn.plan.check import check_name
-from cairn.plan.graph import MAX_GROUP_COUNT
+from cairn.plan.levels import MAX_GROUP_COUNT
 from cairn.protocol.scoped_state import SHARED_KEY, ScopedState, shared_uid
 from cairn.query.state_writing import InExecutors
 from cairn.snapshots.draft import Draft, draft_of, empty_draft

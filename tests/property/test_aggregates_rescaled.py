@@ -18,7 +18,8 @@ from cairn.backends.redis import backend as redis_backend
 from cairn.driver.coordinator import compaction, epoch
 from cairn.driver.coordinator.epoch import Coordinator
 from cairn.plan.deploy import job_spec
-from cairn.plan.graph import Graph, Inlet, Port, ProcessNode, SinkNode, SourceNode, build_graph
+from cairn.plan.graph import Graph, Inlet, Port, ProcessNode, SinkNode, SourceNode
+from cairn.plan.levels import build_graph
 from cairn.sinks import Collect
 from cairn.sinks.base import SinkContext
 from cairn.storage import manifest

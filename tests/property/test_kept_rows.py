@@ -23,7 +23,8 @@ from cairn.operators import latest, top
 from cairn.operators.deduplicate import Distinct
 from cairn.operators.latest import Latest
 from cairn.operators.top import By, Top
-from cairn.plan.graph import Graph, Inlet, Port, ProcessNode, SinkNode, SourceNode, build_graph
+from cairn.plan.graph import Graph, Inlet, Port, ProcessNode, SinkNode, SourceNode
+from cairn.plan.levels import build_graph
 from cairn.sinks import Collect
 from cairn.storage import manifest
 from cairn.storage.verify import verify

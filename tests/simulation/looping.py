@@ -27,8 +27,8 @@ from cairn.plan.graph import (
     SinkNode,
     SourceNode,
     Watermark,
-    build_graph,
 )
+from cairn.plan.levels import build_graph
 from cairn.sinks.base import Sink
 from cairn.snapshots.reader import EpochReader
 from cairn.storage.verify import verify

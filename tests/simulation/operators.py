@@ -18,17 +18,8 @@ import pyarrow as pa
 
 from cairn import BatchProcess, Job, KeyedProcess, state, windows
 from cairn.operators.window_process import WindowPlan
-from cairn.plan.graph import (
-    Graph,
-    Inlet,
-    Node,
-    Port,
-    ProcessNode,
-    SinkNode,
-    SourceNode,
-    Watermark,
-    build_graph,
-)
+from cairn.plan.graph import Graph, Inlet, Node, Port, ProcessNode, SinkNode, SourceNode, Watermark
+from cairn.plan.levels import build_graph
 from cairn.sinks import Files
 from cairn.stream import Stream
 from tests.aggregates_model import SCHEMA, Row, make_aggregation, make_partial_rows

@@ -16,16 +16,8 @@ from typing import Any
 import pyarrow as pa
 
 from cairn import KeyedProcess, state
-from cairn.plan.graph import (
-    Graph,
-    Inlet,
-    Node,
-    Port,
-    ProcessNode,
-    SinkNode,
-    SourceNode,
-    build_graph,
-)
+from cairn.plan.graph import Graph, Inlet, Node, Port, ProcessNode, SinkNode, SourceNode
+from cairn.plan.levels import build_graph
 from cairn.sinks.base import Sink
 from cairn.types import parse_schema
 from cairn.types.codec import codec

@@ -19,17 +19,8 @@ import pyarrow as pa
 
 from cairn import KeyedProcess, state
 from cairn.driver.coordinator.rounds import Outcome
-from cairn.plan.graph import (
-    Graph,
-    Inlet,
-    Node,
-    Port,
-    ProcessNode,
-    SinkNode,
-    SourceNode,
-    Watermark,
-    build_graph,
-)
+from cairn.plan.graph import Graph, Inlet, Node, Port, ProcessNode, SinkNode, SourceNode, Watermark
+from cairn.plan.levels import build_graph
 from cairn.protocol.messages import Begin
 from cairn.sinks.base import Sink
 from cairn.storage.store import open_store

@@ -12,16 +12,8 @@ import pyarrow as pa
 import pytest
 
 from cairn import KeyedProcess, state
-from cairn.plan.graph import (
-    Graph,
-    Inlet,
-    Node,
-    Port,
-    ProcessNode,
-    SinkNode,
-    SourceNode,
-    build_graph,
-)
+from cairn.plan.graph import Graph, Inlet, Node, Port, ProcessNode, SinkNode, SourceNode
+from cairn.plan.levels import build_graph
 from cairn.testing import SimulatedCrash, call_at_points
 from cairn.types import parse_schema
 from tests.simulation.reminders import TimedDriver, TimedWorld

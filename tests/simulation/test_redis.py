@@ -16,16 +16,8 @@ from cairn.backends.files import drop_external
 from cairn.backends.redis import backend as redis_backend
 from cairn.backends.redis.backend import RedisBackend
 from cairn.backends.redis.database import LostStateError
-from cairn.plan.graph import (
-    Graph,
-    Inlet,
-    Node,
-    Port,
-    ProcessNode,
-    SinkNode,
-    SourceNode,
-    build_graph,
-)
+from cairn.plan.graph import Graph, Inlet, Node, Port, ProcessNode, SinkNode, SourceNode
+from cairn.plan.levels import build_graph
 from cairn.snapshots.rollback import rollback
 from cairn.snapshots.verify_redis import verify_redis
 from cairn.storage.log import Log, read_job

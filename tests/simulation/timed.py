@@ -17,17 +17,8 @@ import pyarrow as pa
 
 from cairn import KeyedProcess, state
 from cairn.functions import Hooks
-from cairn.plan.graph import (
-    Graph,
-    Inlet,
-    Node,
-    Port,
-    ProcessNode,
-    SinkNode,
-    SourceNode,
-    Watermark,
-    build_graph,
-)
+from cairn.plan.graph import Graph, Inlet, Node, Port, ProcessNode, SinkNode, SourceNode, Watermark
+from cairn.plan.levels import build_graph
 from cairn.storage.log import Log
 from cairn.storage.store import Store, open_store
 from cairn.storage.verify import verify

@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from cairn.errors import PlanError
 from cairn.functions import BatchProcess, Function, KeyedProcess, Process, find_states
-from cairn.plan.graph import Watermark, common_type, is_time
+from cairn.plan.graph import Watermark, is_time
+from cairn.plan.key_types import common_type
 from cairn.sinks.base import ROUNDS_MAX
 from cairn.state import Broadcast, Declaration, Map, OperatorList, Reducing, Value
 from cairn.types import OBJECT, type_ddl

@@ -13,6 +13,7 @@ from cairn.functions import Function
 from cairn.logs import current_format
 from cairn.operators.rows import RowFunction
 from cairn.plan.check import check_ttl
+from cairn.plan.edges import inlet_time
 from cairn.plan.graph import (
     Edge,
     EventTime,
@@ -22,9 +23,8 @@ from cairn.plan.graph import (
     ProcessNode,
     RowsNode,
     TransformNode,
-    inlet_time,
-    key_types,
 )
+from cairn.plan.key_types import key_types
 from cairn.protocol.envelope import Envelope
 from cairn.protocol.letters import OnError
 from cairn.protocol.spec import (

@@ -47,8 +47,8 @@ from cairn.plan.graph import (
     SourceNode,
     TimeNode,
     TransformNode,
-    key_types,
 )
+from cairn.plan.key_types import key_types
 from cairn.plan.sources import limits
 from cairn.report.job_graph import (
     GraphEdge,

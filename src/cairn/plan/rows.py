@@ -26,8 +26,8 @@ from cairn.plan.graph import (
     bare_ports,
     keep_time,
     root_ports,
-    rows_operator,
 )
+from cairn.plan.levels import rows_operator
 from cairn.protocol.letters import SCHEMA as LETTERS
 from cairn.user_code import check_arguments
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from cairn.errors import PlanError
 from cairn.key_groups import key_hasher
 from cairn.plan.check import check_event_time, check_keys, check_same_keys
-from cairn.plan.graph import common_type
+from cairn.plan.key_types import common_type
 from cairn.protocol.spec import InletSpec
 from cairn.slot.reader import mix_lanes
 from cairn.types import contains_map, parse_schema

@@ -26,9 +26,9 @@ from cairn.plan.graph import (
     SourceNode,
     TimeNode,
     Watermark,
-    build_graph,
     port_time,
 )
+from cairn.plan.levels import build_graph
 from cairn.sinks import Noop
 from cairn.testing import Harness
 from cairn.windows import Session, Tumbling, WindowSpec

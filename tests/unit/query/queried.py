@@ -18,7 +18,8 @@ from cairn import BatchProcess, KeyedProcess, Process, state
 from cairn.driver.coordinator.epoch import Coordinator
 from cairn.driver.coordinator.rounds import Outcome
 from cairn.functions import Function
-from cairn.plan.graph import Inlet, Port, ProcessNode, SinkNode, SourceNode, build_graph
+from cairn.plan.graph import Inlet, Port, ProcessNode, SinkNode, SourceNode
+from cairn.plan.levels import build_graph
 from cairn.protocol.lookups import LookupReply, LookupRequest, reply_decoder, request_decoder
 from cairn.protocol.messages import Begin
 from cairn.query.live import LiveState

@@ -14,7 +14,8 @@ from cairn.driver.coordinator.ranges import advance, apply_compaction, pieces_of
 from cairn.ids import new_id
 from cairn.key_groups import key_hasher, subtask_of
 from cairn.plan.deploy import job_spec
-from cairn.plan.graph import Graph, Inlet, Port, ProcessNode, SinkNode, SourceNode, build_graph
+from cairn.plan.graph import Graph, Inlet, Port, ProcessNode, SinkNode, SourceNode
+from cairn.plan.levels import build_graph
 from cairn.protocol.messages import Ack, Begin, Compacted, Compaction, Part, Piece, Token
 from cairn.protocol.scoped_state import states_by_scope
 from cairn.sinks import Collect, Sink

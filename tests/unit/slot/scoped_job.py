@@ -16,7 +16,8 @@ from cairn.driver.coordinator.resume import check_resume
 from cairn.driver.coordinator.rounds import Outcome
 from cairn.functions import Function
 from cairn.plan.deploy import job_spec
-from cairn.plan.graph import Graph, Inlet, Port, ProcessNode, SinkNode, SourceNode, build_graph
+from cairn.plan.graph import Graph, Inlet, Port, ProcessNode, SinkNode, SourceNode
+from cairn.plan.levels import build_graph
 from cairn.protocol.messages import Begin
 from cairn.protocol.scoped_state import shared_uid
 from cairn.sinks import Collect

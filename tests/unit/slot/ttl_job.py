@@ -14,7 +14,8 @@ from cairn import KeyedProcess, state
 from cairn.driver.coordinator.epoch import Coordinator
 from cairn.driver.coordinator.resume import check_resume
 from cairn.plan.deploy import job_spec
-from cairn.plan.graph import Graph, Inlet, Port, ProcessNode, SinkNode, SourceNode, build_graph
+from cairn.plan.graph import Graph, Inlet, Port, ProcessNode, SinkNode, SourceNode
+from cairn.plan.levels import build_graph
 from cairn.sinks import Collect
 from cairn.sinks.base import SinkContext
 from cairn.snapshots import EpochReader, Savepoint
