@@ -20,13 +20,14 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from cairn.backends.columnar.key_index import COUNTED_MAX, NameIndex
+from cairn.backends.columnar.key_count import KeyCount
+from cairn.backends.columnar.key_index import NameIndex
 from cairn.backends.columnar.name_order import name_order
 from cairn.backends.columnar.name_parts import Ints
 from cairn.backends.columnar.pages import Pages
 from cairn.backends.columnar.runs import Bools, Found, Rows, Run, concat_rows, expand
 from cairn.backends.columnar.spread import Array, grow
-from cairn.backends.columnar.table import merge_names
+from cairn.backends.columnar.stored_rows import make_rows, merge_names
 from cairn.backends.contract import Backend, Content
 from cairn.backends.overlay import Table, concat_batches
 from cairn.backends.timed_rows import TimedRows
@@ -63,8 +64,7 @@ class RowTable(Table):
         self._dropped = 0
         """Rows that were removed since keys were last numbered."""
         self._loaded: list[pa.RecordBatch] = []
-        self._counted = Held(0, 0)
-        self._uncounted = 0
+        self._key_count = KeyCount()
 
     # Reading and writing, by the batch
 
@@ -309,15 +309,9 @@ class RowTable(Table):
         times, keys = times[order], keys[order]
         # Rows that are gone are stored without their content.
         rows = _read(parts, order, None if live.all() else ~live)
-        return pa.RecordBatch.from_pydict(
-            {
-                "group": pa.array(self._groups[keys].astype(np.int32)),
-                "key": self.key_array(keys),
-                "entry": self._entries(times, numbers[order]),
-                "value": self.declaration.make_values(times, waiting, rows, live),
-                "live": pa.array(live),
-            }
-        )
+        names = [self.key_array(keys), self._entries(times, numbers[order])]
+        values = self.declaration.make_values(times, waiting, rows, live)
+        return make_rows(self._groups[keys], names, values, live)
 
     def _order_by_name(self, keys: Ints, times: Ints, numbers: Ints) -> Ints:
         """Return the order of stored rows: by key group, then by name."""
@@ -361,14 +355,10 @@ class RowTable(Table):
         for start in range(0, len(order), PIECE_ROWS):
             piece = held.take(order[start : start + PIECE_ROWS])
             content = piece.pages.take(piece.at)
-            yield pa.RecordBatch.from_pydict(
-                {
-                    "group": pa.array(groups[piece.keys].astype(np.int32)),
-                    "key": index.arrays(piece.keys)[0],
-                    "entry": self._entries(piece.times, piece.numbers),
-                    "value": self.declaration.make_values(piece.times, piece.waiting, content),
-                    "live": pa.array(np.ones(len(content), np.bool_)),
-                }
+            yield make_rows(
+                groups[piece.keys],
+                [index.arrays(piece.keys)[0], self._entries(piece.times, piece.numbers)],
+                self.declaration.make_values(piece.times, piece.waiting, content),
             )
 
     def dump(self) -> Iterator[pa.RecordBatch]:
@@ -453,15 +443,14 @@ class RowTable(Table):
     def count_held(self) -> Held:
         runs = self.runs()
         entries = sum(int(np.count_nonzero(run.live)) for run in runs)
-        self._uncounted += self.keys_changed()
-        # Counting keys reads every row: of many rows it is done now and then.
-        if entries <= COUNTED_MAX or self._uncounted * 8 >= self._counted.entries:
+
+        def count_keys() -> int:
             has_row = np.zeros(len(self._keys), np.bool_)
             for run in runs:
                 has_row[run.all.keys[run.live]] = True
-            self._counted = Held(int(np.count_nonzero(has_row)), entries)
-            self._uncounted = 0
-        return Held(round(self._counted.keys * entries / max(self._counted.entries, 1)), entries)
+            return int(np.count_nonzero(has_row))
+
+        return self._key_count.update(entries, self.keys_changed(), count_keys)
 
 
 def _read(parts: Sequence[tuple[Run, Ints]], order: Ints, is_null: Bools | None) -> pa.StructArray:

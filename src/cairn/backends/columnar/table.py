@@ -19,16 +19,17 @@ Always true here:
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from cairn.backends.columnar.chains import Chains
-from cairn.backends.columnar.key_index import COUNTED_MAX, NameIndex
-from cairn.backends.columnar.name_order import is_ordered_as_integers, name_order
+from cairn.backends.columnar.entry_ranges import find_above, find_between
+from cairn.backends.columnar.key_count import KeyCount
+from cairn.backends.columnar.key_index import NameIndex
+from cairn.backends.columnar.name_order import name_order
 from cairn.backends.columnar.name_parts import Ints
 from cairn.backends.columnar.spread import (
     Array,
@@ -38,8 +39,8 @@ from cairn.backends.columnar.spread import (
     StructForm,
     form_of,
     grow,
-    is_fixed,
 )
+from cairn.backends.columnar.stored_rows import make_rows, merge_names
 from cairn.backends.columnar.texts import MOVED_ROWS
 from cairn.backends.columnar.touched import Mark, Touched
 from cairn.backends.contract import Backend, Content
@@ -94,10 +95,7 @@ class ColumnTable(Table):
         self._asked: tuple[Sequence[pa.Array], Ints] | None = None
         self._numbers: Array = np.empty(0, np.int32)
         """Room for `number`, by position: made once, because new memory costs more than its use."""
-        self._counted = Held(0, 0)
-        """Result of the last count of a map's keys."""
-        self._uncounted = 0
-        """Entries written since that count."""
+        self._key_count = KeyCount()
 
     # Reading and writing, by the batch
 
@@ -256,33 +254,8 @@ class ColumnTable(Table):
 
     def entries_between(self, low: Datum, high: Datum) -> tuple[pa.Array, pa.Array, pa.Array]:
         """Return entries in (low, high]: keys, entries, values; by entry, then key."""
-        positions = np.flatnonzero(self._live[: len(self._index)])
-        entry_type = self._types[1]
-        if is_fixed(entry_type) and is_ordered_as_integers(entry_type):
-            ints, bit = self._index.column(1)
-            ints = ints[positions]
-            within = np.ones(len(positions), np.bool_)
-            for bound, compare in ((low, np.greater), (high, np.less_equal)):
-                if bound is not None:
-                    within &= compare(ints, _as_integer(bound, entry_type))
-            nulls = self._index.nulls()
-            if nulls is not None:
-                within &= (nulls[positions] >> bit) & 1 == 0
-            positions = positions[within]
-            keys, entries = self._index.arrays(positions)
-        else:
-            keys, entries = self._index.arrays(positions)
-            inside = entries.is_valid()
-            if low is not None:
-                inside = pc.and_(inside, pc.greater(entries, pa.scalar(low, entry_type)))
-            if high is not None:
-                inside = pc.and_(inside, pc.less_equal(entries, pa.scalar(high, entry_type)))
-            inside = inside.fill_null(False)
-            keys, entries = keys.filter(inside), entries.filter(inside)
-            positions = positions[inside.to_numpy(zero_copy_only=False)]
-        order = name_order([entries, keys])
-        at, positions = pa.array(order), positions[order]
-        keys, entries = keys.take(at), entries.take(at)
+        live = self._live[: len(self._index)]
+        keys, entries, positions = find_between(self._index, live, self._types[1], low, high)
         self._asked = ([keys, entries], positions)
         return keys, entries, self.read(positions)
 
@@ -304,12 +277,8 @@ class ColumnTable(Table):
 
     def entry_above(self, low: int | None) -> int | None:
         """Return the least entry above `low`, for entries that are integers."""
-        assert is_fixed(self._types[1]) and is_ordered_as_integers(self._types[1])
-        ints, _ = self._index.column(1)
-        ints = ints[: len(self._index)][self._live[: len(self._index)]]
-        if low is not None:
-            ints = ints[ints > low]
-        return int(ints.min()) if len(ints) else None
+        live = self._live[: len(self._index)]
+        return find_above(self._index, live, self._types[1], low)
 
     def _default_arrays(self, default: pa.Array) -> Arrays:
         if self._default is None or self._default[0] is not default:
@@ -503,14 +472,8 @@ class ColumnTable(Table):
         arrays = self._values.take(positions)
         if not is_live.all():
             arrays[0] = is_live if arrays[0] is None else arrays[0] & is_live
-        names = dict(zip(("key", "entry"), self._index.arrays(positions), strict=False))
-        columns = {
-            "group": pa.array(self._groups[positions].astype(np.int32)),
-            **names,
-            "value": self._form.join(arrays),
-            "live": pa.array(is_live),
-        }
-        return pa.RecordBatch.from_pydict(columns)
+        names, values = self._index.arrays(positions), self._form.join(arrays)
+        return make_rows(self._groups[positions], names, values, is_live)
 
     def freeze(self) -> Iterator[pa.RecordBatch] | None:
         return self._freeze()
@@ -530,14 +493,8 @@ class ColumnTable(Table):
         held = held[np.argsort(groups[held], kind="stable")]
         for at in range(0, len(held), PIECE_ROWS):
             piece = held[at : at + PIECE_ROWS]
-            names = dict(zip(("key", "entry"), index.arrays(piece), strict=False))
-            yield pa.RecordBatch.from_pydict(
-                {
-                    "group": pa.array(groups[piece].astype(np.int32)),
-                    **names,
-                    "value": values.form.join(values.take(piece)),
-                    "live": pa.array(np.ones(len(piece), np.bool_)),
-                }
+            yield make_rows(
+                groups[piece], index.arrays(piece), values.form.join(values.take(piece))
             )
 
     def dump(self) -> Iterator[pa.RecordBatch]:
@@ -567,24 +524,9 @@ class ColumnTable(Table):
         entries = int(np.count_nonzero(live))
         if not self.is_map:
             return Held(entries, entries)
-        # Counting keys reads every entry. If there are many, it waits until an eighth of them was
-        # written; meanwhile the entries per key are assumed to stay the same.
-        self._uncounted += len(self._touched.positions())
-        if entries <= COUNTED_MAX or self._uncounted * 8 >= self._counted.entries:
-            self._counted = Held(self._index.count_distinct(np.flatnonzero(live)), entries)
-            self._uncounted = 0
-        return Held(round(self._counted.keys * entries / max(self._counted.entries, 1)), entries)
-
-
-def merge_names(
-    rows: pa.RecordBatch, index: NameIndex, names: Callable[[pa.RecordBatch], list[pa.Array]]
-) -> pa.RecordBatch:
-    """Return the last of the stored rows of each name, by key group. `index` is empty."""
-    positions, _ = index.place(names(rows))
-    last = np.empty(len(index), np.int64)
-    last[positions] = np.arange(len(positions))
-    order = np.argsort(rows["group"].to_numpy()[last], kind="stable")
-    return rows.take(pa.array(last[order]))
+        written = len(self._touched.positions())
+        count_keys = self._index.count_distinct
+        return self._key_count.update(entries, written, lambda: count_keys(np.flatnonzero(live)))
 
 
 def _fill(arrays: Arrays, where: Bools, value: Arrays) -> None:
@@ -596,12 +538,3 @@ def _fill(arrays: Arrays, where: Bools, value: Arrays) -> None:
         elif one is not None:
             arrays[at] = held = np.ones(len(where), np.bool_)
             held[where] = one[0]
-
-
-def _as_integer(bound: Datum, type: pa.DataType) -> int:
-    """Return a bound as the index holds entries. A plain number is the stored one."""
-    if isinstance(bound, int):
-        return bound
-    _, numbers = form_of(type).split(pa.array([bound], type))
-    assert numbers is not None
-    return int(numbers[0])

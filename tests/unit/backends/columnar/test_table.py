@@ -10,7 +10,7 @@ import pytest
 
 from cairn import state
 from cairn.backends import make_backend
-from cairn.backends.columnar import chains, spread
+from cairn.backends.columnar import chains, key_count, spread
 from cairn.backends.columnar import table as columns
 from cairn.backends.columnar.key_index import NameIndex
 from cairn.backends.columnar.table import ColumnTable
@@ -175,7 +175,7 @@ def test_a_key_with_many_entries_does_not_hide_those_with_few(
 def test_keys_of_a_large_map_are_counted_again_when_much_was_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(columns, "COUNTED_MAX", 10)
+    monkeypatch.setattr(key_count, "COUNTED_MAX", 10)
     counts = 0
     count_distinct = NameIndex.count_distinct
 
