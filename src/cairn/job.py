@@ -121,8 +121,9 @@ class Job:
 
         As text it is also printed. "svg" is a picture of it, "json" the same for programs.
         """
-        from cairn.plan.explain import explain_graph, graph_text
+        from cairn.plan.explain import explain_graph
         from cairn.report.drawing import draw_graph
+        from cairn.report.graph_text import graph_text
 
         graph = explain_graph(self.graph())
         if format == "svg":

@@ -12,9 +12,10 @@ import msgspec
 import pytest
 
 from cairn import Job, KeyedProcess, PlanError, Process, sinks, state
-from cairn.plan.explain import explain_graph, graph_text
+from cairn.plan.explain import explain_graph
 from cairn.plan.graph import Watermark
 from cairn.report.drawing import draw_graph
+from cairn.report.graph_text import graph_text
 from cairn.report.job_graph import JobGraph
 from cairn.report.layout import Block, Box, Column, Layout, Link, Tree
 from tests.unit.plan.programs import ROW, Pass, process, source, transform

@@ -10,12 +10,13 @@ from cairn import Job, KeyedProcess, Process, sinks, windows
 from cairn.errors import PlanError
 from cairn.functions import Hooks
 from cairn.plan.deploy import job_spec
-from cairn.plan.explain import explain_graph, graph_text
+from cairn.plan.explain import explain_graph
 from cairn.plan.graph import EventTime, Graph, Port, TransformNode, Watermark, port_time
 from cairn.plan.levels import build_graph
 from cairn.plan.measures import port_measures, source_measures
 from cairn.protocol.spec import JobSpec
 from cairn.report.drawing import draw_graph
+from cairn.report.graph_text import graph_text
 from cairn.stream import Stream
 from cairn.types import parse_schema
 from tests.unit.plan.programs import ROW, Pass, process, source, transform
