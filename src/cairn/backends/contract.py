@@ -18,6 +18,7 @@ Always true of a backend:
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -203,6 +204,18 @@ class Backend(ABC):
     def is_short_of_memory(self) -> bool:
         """True if changes that a base is to write take more memory than they may. On any thread."""
         return False
+
+    def unwritten_bytes(self, *, with_frozen: bool) -> int:
+        """Estimate the memory of changes that no writer has written to a database outside.
+
+        `with_frozen`: those too that a writer has now, or had when it failed.
+        """
+        return 0
+
+    @property
+    def unwritten_bytes_max(self) -> int:
+        """Limit of `unwritten_bytes`: at this size, changes must not get more."""
+        return sys.maxsize
 
     @abstractmethod
     def begin_base(self, tables: Mapping[str, Table], groups: range) -> Base:

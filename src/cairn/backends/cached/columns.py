@@ -271,6 +271,21 @@ class SpillTable(ColumnTable):
             return False
         return self.nbytes > self.backend.table_bytes_max
 
+    def unwritten_bytes(self, *, with_frozen: bool) -> int:
+        """Estimate the memory of rows that are to leave the arrays, and must be written first.
+
+        `with_frozen`: those too that a base is writing. Called between epochs.
+        """
+        self._settle_writer()
+        count = len(self._index)
+        if not count or not self.is_too_large:
+            return 0
+        unwritten = int(np.count_nonzero(self._dirty[:count]))
+        if with_frozen and self._writing is not None:
+            unwritten += self._writing.row_count
+        size = self.nbytes
+        return min(size - self.backend.table_bytes_max, size * unwritten // count)
+
     def spill_if_full(self) -> None:
         """Keep the rows in memory that were used last. Called between epochs."""
         self._settle_writer()

@@ -11,13 +11,15 @@ Always true here:
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final
 
 from cairn.backends.cached.database import Op
 from cairn.backends.cached.ordered import IndexRows, OrderedRows
 from cairn.backends.cached.rows import (
     CACHED_ENTRY_BYTES,
+    COUNT_SAMPLE,
     DIRTY_ENTRY_BYTES,
     OPS_KEYS,
     CachedRows,
@@ -210,10 +212,22 @@ class CachedMapRows(CachedRows):
             merged = {} if earlier is None else earlier[1]
             merged.update(changed)
             self.dirty[key] = (view.count, merged)
-            payload = estimate_value_bytes(changed.values(), self.packing.value)
-            size += len(changed) * (DIRTY_ENTRY_BYTES + payload) + DIRTY_ENTRY_BYTES
+            size += self._content_bytes(changed.values())
         self.add_cached(2 * size)
         self.memory.add_dirty(size)
+
+    def _content_bytes(self, values: Collection[Datum]) -> int:
+        """Estimate the memory of the changed entries or items of a key."""
+        payload = estimate_value_bytes(values, self.packing.value)
+        return len(values) * (DIRTY_ENTRY_BYTES + payload) + DIRTY_ENTRY_BYTES
+
+    def layer_bytes(self, layer: Mapping[Key, Change]) -> int:
+        sample = list(islice(layer.values(), 0, None, max(1, len(layer) // COUNT_SAMPLE)))
+        size = sum(self._content_bytes(self._values_of(change)) for change in sample)
+        return size * len(layer) // max(1, len(sample))
+
+    def _values_of(self, change: Change) -> Collection[Datum]:
+        return change[1].values()  # type: ignore[no-any-return]
 
     def _load_entries(self, changes: Mapping[Key, Change]) -> None:
         """Read all changed entries at once: only known entries can be counted."""
@@ -352,10 +366,12 @@ class CachedListRows(CachedMapRows):
             view.change(start, added)
             self.held += (len(view) > 0) - (before > 0)
             self.dirty[key] = _merge(self.dirty.get(key), (start, added))
-            payload = estimate_value_bytes(added, self.packing.value)
-            size += len(added) * (DIRTY_ENTRY_BYTES + payload) + DIRTY_ENTRY_BYTES
+            size += self._content_bytes(added)
         self.add_cached(size)
         self.memory.add_dirty(size)
+
+    def _values_of(self, change: Change) -> Collection[Datum]:
+        return change[1]  # type: ignore[no-any-return]
 
     def thaw(self) -> None:
         for key, change in self.frozen.items():

@@ -108,6 +108,9 @@ class OrderedRows(CachedRows):
         self.held += more
         self.memory.add_dirty((len(dirty) - before) * _TIMER_BYTES)
 
+    def layer_bytes(self, layer: Mapping[Key, Change]) -> int:
+        return len(layer) * _TIMER_BYTES
+
     def ops(self, prefix: bytes) -> Iterator[list[Op]]:
         name_of, is_set = self.name_of, self.packing.value(True)
         for piece in pieces(self.frozen):

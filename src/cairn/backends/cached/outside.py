@@ -122,9 +122,24 @@ class OutsideBackend(CachedBackend):
 
     def is_short_of_memory(self) -> bool:
         unwritten = self.dirty_bytes + self.frozen_bytes
-        return unwritten > self.memory_bytes * 3 // 8 or any(
+        return unwritten > self.unwritten_bytes_max or any(
             table.is_too_large for table in list(self.columns.values())
         )
+
+    def unwritten_bytes(self, *, with_frozen: bool) -> int:
+        tables = self.columns.values()
+        in_arrays = sum(table.unwritten_bytes(with_frozen=with_frozen) for table in tables)
+        unwritten = self.dirty_bytes + (self.frozen_bytes if with_frozen else 0)
+        if unwritten + in_arrays > self.unwritten_bytes_max:
+            # The counters add up what was changed again and again: look at what there is.
+            unwritten = self.dirty_bytes = sum(r.layer_bytes(r.dirty) for r in self.all_rows())
+            if with_frozen:
+                unwritten += sum(r.layer_bytes(r.frozen) for r in self.all_rows())
+        return unwritten + in_arrays
+
+    @property
+    def unwritten_bytes_max(self) -> int:
+        return self.memory_bytes * 3 // 8
 
     def prepare_writer(self) -> None:
         """Called before a writer is made."""

@@ -253,6 +253,11 @@ class CachedRows(dict[Key, Content]):
         self.add_cached(payload + cached * CACHED_ENTRY_BYTES)
         self.memory.add_dirty(payload + (len(self.dirty) - unwritten) * DIRTY_ENTRY_BYTES)
 
+    def layer_bytes(self, layer: Mapping[Key, Change]) -> int:
+        """Estimate the memory of a layer of changes."""
+        payload = estimate_value_bytes(layer.values(), self.packing.value)
+        return len(layer) * (DIRTY_ENTRY_BYTES + payload)
+
     def select_to_compare(self, changes: Mapping[Key, Change]) -> list[Key]:
         """Return the keys whose present content is compared with their changes."""
         return list(islice(changes, 0, None, max(1, len(changes) // COUNT_SAMPLE)))

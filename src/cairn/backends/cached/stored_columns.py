@@ -64,6 +64,10 @@ class Unwritten:
         """Changes of the counts that were made so far."""
 
     @property
+    def row_count(self) -> int:
+        return sum(len(piece.groups) for _, pieces in self.parts for piece in pieces)
+
+    @property
     def uncounted(self) -> int:
         """The change of the number of rows that is still to be counted."""
         whole = sum(
