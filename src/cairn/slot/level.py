@@ -196,7 +196,9 @@ class LevelRuntime:
                 for holding in operator.holdings:
                     self._bring_to_parent(holding, token, begin, mine, subtask)
                 operator.open(begin, subtask)
-                operator.reclaim(max(RECLAIM_S_MIN, RECLAIM_SHARE * self.process_ms / 1000))
+                if not self.restored:
+                    # After a restore the first rows come first: what has expired is not seen.
+                    operator.reclaim(max(RECLAIM_S_MIN, RECLAIM_SHARE * self.process_ms / 1000))
                 self._take_returned(operator, begin, mine, subtask)
             for sink in self.sinks.values():
                 sink.begin(begin, subtask)
@@ -244,7 +246,14 @@ class LevelRuntime:
             self._rewritten.append(self._write_base_now(holding, begin))
         else:
             due = mine.compactions.get(uid)
-            self._behind.start(holding, begin, due, lambda: self.check(token), is_full=is_full)
+            self._behind.start(
+                holding,
+                begin,
+                due,
+                lambda: self.check(token),
+                is_full=is_full,
+                is_restored=self.restored,
+            )
 
     def _bring_to_version(self, holding: Holding, begin: Begin, mine: Part, subtask: int) -> None:
         uid = holding.uid

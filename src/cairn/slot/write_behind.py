@@ -46,11 +46,14 @@ class WriteBehind:
         check: Callable[[], None],
         *,
         is_full: bool,
+        is_restored: bool,
     ) -> None:
         """Start what is due; wait for what is under way if memory is full.
 
         Calls `check` while it waits, which raises if the attempt is superseded.
         """
+        if is_restored and not holding.backend.is_settled():
+            return  # Rows come first. The next epoch begins what needs a look at the database.
         # Batches and rounds of a running epoch have changes that are not committed.
         is_committed = begin.parent is not None and holding.as_of == begin.parent
         is_full = is_full and is_committed

@@ -20,8 +20,9 @@ from cairn.backends.cached.backend import CachedBackend
 from cairn.backends.cached.database import Op
 from cairn.backends.cached.described import StoredState
 from cairn.backends.cached.rows import CachedRows
-from cairn.backends.contract import BaseCancelledError
+from cairn.backends.contract import BaseCancelledError, Change
 from cairn.backends.heap.backend import HeapBase
+from cairn.types.codec import Key
 
 if TYPE_CHECKING:
     from cairn.backends.overlay import Table
@@ -105,6 +106,7 @@ class Outgoing:
 class OutsideBackend(CachedBackend):
     """Rows in memory over a database that gets its rows from writers in the background."""
 
+    settles_later = True
     writes_at_once = False
 
     def __init__(self, directory: str, memory_bytes: int) -> None:
@@ -141,10 +143,23 @@ class OutsideBackend(CachedBackend):
     def unwritten_bytes_max(self) -> int:
         return self.memory_bytes * 3 // 8
 
+    def prepare_restore(self, name: str, changes: Mapping[int, Mapping[Key, Change]]) -> None:
+        if self._writer is None:
+            self._thaw_given_up()
+
+    def is_settled(self) -> bool:
+        tables = self.columns.values()
+        return all(table.is_settled for table in tables) and not any(
+            rows.unsettled for rows in self.all_rows()
+        )
+
     def prepare_writer(self) -> None:
-        """Called before a writer is made."""
+        """Called before a writer is made: it needs to know what restored changes have changed."""
         assert self._writer is None, "one writer at a time"
         self._thaw_given_up()
+        self.settle([(rows, rows.select_unsettled()) for rows in self.all_rows()])
+        for table in self.columns.values():
+            table.settle()
 
     def end_writer(self, writer: Outgoing, *, is_written: bool) -> None:
         """Called by the thread that wrote."""
