@@ -266,3 +266,24 @@ def test_deltas_are_applied_unread_and_leave_content_and_counts_as_they_were(
     model.check_counts(slot)
     model.check(slot)
     slot.backend.close()
+
+
+@pytest.mark.parametrize("kind", OUTSIDE)
+def test_rows_of_key_groups_in_no_database_are_counted_at_once(kind: str, tmp_path: Path) -> None:
+    job_id = new_id()
+    first = Slot(kind, tmp_path, job_id, 0)
+    first.column.put_many(pa.array(range(KEYS)), pa.array(range(KEYS)))
+    delta = first.commit()["column"]
+    base = first.write_base(1)
+    first.backend.close()
+    slot = Slot(kind, tmp_path, job_id, 1)
+    slot.load(base, [])
+    table = slot.tables["column"]
+    table.assign(range(2, GROUP_COUNT))
+    table.assign(GROUPS)
+    gone = delta.filter(pa.array(delta["group"].to_numpy() < 2))
+    assert 0 < gone.num_rows < KEYS
+    table.apply(gone)
+    assert table.count_held().keys == KEYS and slot.backend.is_settled()
+    assert slot.column.get_many(pa.array(range(KEYS))).to_pylist() == list(range(KEYS))
+    slot.backend.close()

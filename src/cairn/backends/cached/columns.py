@@ -371,12 +371,15 @@ class SpillTable(ColumnTable):
             super().apply(batch)
         else:
             names = self._names(batch)
+            bound = [g for g in self.groups if self._below.rows(g).database is not None]
+            may_be_stored = np.isin(batch["group"].to_numpy(), bound)
             is_new = self._index.find(names) < 0
             super().apply(batch)
-            added = self._index.find(names)[is_new]
+            positions = self._index.find(names)
+            self._used[positions] = self._tick
+            added = positions[is_new & may_be_stored]
             # If it is a deletion, it must be written.
             self._stored[added] = self._unsettled[added] = True
-            self._used[added] = self._tick
         self.spill_if_full()
 
     @property
