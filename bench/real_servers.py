@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +58,10 @@ def redis_markers(url: str, job_id: str) -> list[str]:
 
 
 def rows_read(url: str) -> int:
-    """Return how many rows of state the sessions that have ended have read from a database."""
+    """Return how many rows of state were read from a database, by index or by a scan.
+
+    Only those of sessions that have ended; it waits for the others.
+    """
     import psycopg
 
     with psycopg.connect(url, autocommit=True) as connection:
@@ -68,9 +73,29 @@ def rows_read(url: str) -> int:
             if time.monotonic() > deadline:
                 raise SystemExit("sessions of a job that has ended are still open")
             time.sleep(0.05)
-        # Slots read by index only. Autovacuum reads all rows now and then, for the index of epochs.
         found = connection.execute(
-            "select coalesce(sum(idx_tup_read), 0) from pg_stat_user_indexes where relname = 'rows'"
+            "select (select coalesce(sum(idx_tup_read), 0) from pg_stat_user_indexes"
+            " where relname = 'rows') + (select coalesce(sum(seq_tup_read), 0)"
+            " from pg_stat_user_tables where relname = 'rows')"
         ).fetchone()
     assert found is not None
     return int(found[0])
+
+
+@contextmanager
+def no_autovacuum(url: str) -> Iterator[None]:
+    """Keep the server from reading rows for itself: it does so now and then, to index epochs."""
+    import psycopg
+
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("alter system set autovacuum = off")
+        connection.execute("select pg_reload_conf()")
+        while connection.execute(
+            "select count(*) from pg_stat_activity where backend_type like 'autovacuum %'"
+        ).fetchone() != (0,):
+            time.sleep(0.05)
+        try:
+            yield
+        finally:
+            connection.execute("alter system reset autovacuum")
+            connection.execute("select pg_reload_conf()")

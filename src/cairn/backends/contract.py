@@ -18,6 +18,7 @@ Always true of a backend:
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,6 +83,11 @@ class Rows(Protocol):
 
     def promote(self, changes: Mapping[Key, Change], /) -> None:
         """Apply changes as the overlay holds them. Deleting a missing key is fine."""
+
+    def restore(self, changes: Mapping[Key, Change], /) -> None:
+        """Apply changes that were read from a file, as `promote` does. Nothing need be read for it:
+        by how much they raise the counts may be found out later.
+        """
 
     def get_many(self, keys: Sequence[Key], /) -> list[Content]:
         """Return the content of each key."""
@@ -200,9 +206,28 @@ class Backend(ABC):
     def prepare_promote(self, name: str, changes: Mapping[int, Mapping[Key, Change]]) -> None:
         """Prepare to promote these changes of a state, by key group."""
 
+    def prepare_restore(self, name: str, changes: Mapping[int, Mapping[Key, Change]]) -> None:
+        """Prepare to restore these changes of a state, by key group."""
+
+    def is_settled(self) -> bool:
+        """True if a base can begin without a look at rows that were restored."""
+        return True
+
     def is_short_of_memory(self) -> bool:
         """True if changes that a base is to write take more memory than they may. On any thread."""
         return False
+
+    def unwritten_bytes(self, *, with_frozen: bool) -> int:
+        """Estimate the memory of changes that no writer has written to a database outside.
+
+        `with_frozen`: those too that a writer has now, or had when it failed.
+        """
+        return 0
+
+    @property
+    def unwritten_bytes_max(self) -> int:
+        """Limit of `unwritten_bytes`: at this size, changes must not get more."""
+        return sys.maxsize
 
     @abstractmethod
     def begin_base(self, tables: Mapping[str, Table], groups: range) -> Base:

@@ -233,9 +233,14 @@ class Table(ABC):
     def _add(self, changed: Mapping[int, Mapping[Key, Change]]) -> None:
         """Add stored changes of key groups to the rows."""
         if changed:
-            self.backend.prepare_promote(self.name, changed)
+            self.backend.prepare_restore(self.name, changed)
         for group, changes in changed.items():
-            self._promote(group, changes)
+            self._restore(group, changes)
+
+    def _restore(self, group: int, changes: Mapping[Key, Change]) -> None:
+        if self.expiry is not None:
+            self.expiry.note_new_keys(group, changes)
+        self.rows[group].restore(changes)
 
     def _promote(self, group: int, changes: Mapping[Key, Change]) -> None:
         if self.expiry is not None:
@@ -405,7 +410,7 @@ class ListTable(Table):
             own = changes.setdefault(group, {})
             if key in own:
                 # The next piece of a long list.
-                self._promote(group, {key: own.pop(key)})
+                self._restore(group, {key: own.pop(key)})
             own[key] = (start, items)
         self._add(changes)
 

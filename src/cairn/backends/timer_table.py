@@ -102,10 +102,7 @@ class TimerTable(MapTable):
 
     def are_set(self, names: Sequence[tuple[int, Timer]]) -> list[bool]:
         """Return for each timer, with its key group, whether it is committed."""
-        changed = {
-            group: self.timer_rows(group).merge_unwritten() for group in {g for g, _ in names}
-        }
-        found = [changed[group].get(timer) for group, timer in names]
+        found = self._find_unwritten(names)
         by_database: dict[Database, list[int]] = {}
         for at, (group, _) in enumerate(names):
             database = self.timer_rows(group).database
@@ -117,6 +114,13 @@ class TimerTable(MapTable):
             for at, raw in zip(places, database.get_many(keys), strict=True):
                 found[at] = None if raw is None else True
         return [each is True for each in found]
+
+    def _find_unwritten(self, names: Sequence[tuple[int, Timer]]) -> list[Change]:
+        """Return the change of each timer that the database lacks; None if there is none."""
+        changed = {
+            group: self.timer_rows(group).merge_unwritten() for group in {g for g, _ in names}
+        }
+        return [changed[group].get(timer) for group, timer in names]
 
     # The overlay
 
@@ -180,10 +184,16 @@ class TimerTable(MapTable):
         after = dict(zip(zip(groups, zip(times, keys, strict=True), strict=True),
                          live_column(batch), strict=True))  # fmt: skip
         changes: dict[int, dict[Key, dict[Key, Change]]] = {}
-        for (name, is_live), is_set in zip(after.items(), self.are_set(list(after)), strict=True):
+        if all(self.timer_rows(group).settles_later for group in set(groups)):
+            # A delta has timers that it changes, so the others need not be looked up.
+            changed_before = self._find_unwritten(list(after))
+            before = [None if each is None else each is True for each in changed_before]
+        else:
+            before = list(self.are_set(list(after)))
+        for (name, is_live), is_set in zip(after.items(), before, strict=True):
             if is_live != is_set:
                 group, (time, key) = name
                 changed = changes.setdefault(group, {}).setdefault(key, {})
                 changed[time] = True if is_live else ABSENT
         for group, changed_keys in changes.items():
-            self._promote(group, changed_keys)
+            self._restore(group, changed_keys)

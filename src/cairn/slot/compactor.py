@@ -6,7 +6,8 @@ So it works in small pieces and rests between them, longer while rows are proces
 rest while the changes that it writes are more than the memory for them.
 
 Always true here:
-- an epoch never waits for what is written here, and never fails because of it;
+- an epoch does not wait for what is written here, and does not fail because of it, unless the
+  slot calls `wait`, because memory is full of what is to be written;
 - what is announced is durable; it is announced until the coordinator has settled it;
 - an operator has at most one piece of work under way.
 """
@@ -21,6 +22,7 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from cairn.backends.contract import BaseCancelledError
+from cairn.errors import CairnError
 from cairn.protocol.messages import Compacted
 
 REST_BUSY = 9.0
@@ -40,6 +42,15 @@ class Work(NamedTuple):
     """True while memory waits for it."""
 
 
+class Failure(NamedTuple):
+    """The reason why a piece of work failed."""
+
+    why: str
+    """The message of the error, in one line."""
+    place: str
+    """The address of the database; empty if the error does not name one."""
+
+
 class Compactor:
     """The background work of one slot.
 
@@ -57,18 +68,24 @@ class Compactor:
         self._done: list[Compacted] = []
         self._failed = ""
         self._not_before_s: dict[str, float] = {}
+        self._failures: dict[str, Failure] = {}
+        """By operator: why its last piece of work failed."""
+        self._waiters = 0
         self._thread: threading.Thread | None = None
         self._closed = False
         self._resumed_s = 0.0
 
-    def is_free(self, uid: str) -> bool:
-        """True if `submit` would accept work of this operator now."""
+    def is_free(self, uid: str, *, rests: bool = True) -> bool:
+        """True if `submit` would accept work of this operator now.
+
+        `rests`: not for some time after a failure.
+        """
         with self._changed:
             return (
                 not self._closed
                 and uid not in {work.uid for work in self._all()}
                 and uid not in {file.uid for file in self._done}
-                and time.monotonic() >= self._not_before_s.get(uid, 0.0)
+                and (not rests or time.monotonic() >= self._not_before_s.get(uid, 0.0))
             )
 
     def submit(self, work: Work) -> None:
@@ -97,6 +114,35 @@ class Compactor:
             failed, self._failed = self._failed, ""
             return failed
 
+    def last_failure(self, uid: str) -> Failure | None:
+        """Why the last piece of work of an operator failed; None if it did not."""
+        with self._changed:
+            return self._failures.get(uid)
+
+    def wait(self, uid: str, check: Callable[[], None]) -> bool:
+        """Wait for the work of an operator, which takes no rest meanwhile.
+
+        Return False if none is under way. Calls `check` now and then; it may raise to give up.
+        """
+        with self._changed:
+            if not self._is_under_way(uid):
+                return False
+        if not self._threaded:
+            self.work()
+            return True
+        with self._changed:
+            self._waiters += 1
+            try:
+                while self._is_under_way(uid):
+                    check()
+                    self._changed.wait(0.05)
+            finally:
+                self._waiters -= 1
+        return True
+
+    def _is_under_way(self, uid: str) -> bool:
+        return any(work.uid == uid for work in self._all())
+
     def cancel(self, uid: str) -> None:
         """The operator's state is another one from now on: forget what was made of it.
 
@@ -104,6 +150,7 @@ class Compactor:
         """
         with self._changed:
             self._done = [file for file in self._done if file.uid != uid]
+            self._failures.pop(uid, None)
             self._cancelled.add(uid)
             for work in [work for work in self._waiting if work.uid == uid]:
                 self._waiting.remove(work)
@@ -145,7 +192,8 @@ class Compactor:
             work = self._running = self._waiting.popleft()
         self._resumed_s = time.monotonic()
         done: Compacted | None = None
-        failed = ""
+        failed: Failure | None = None
+        text = ""
         try:
             done = work.run(self._pace)
         except BaseCancelledError:
@@ -153,7 +201,8 @@ class Compactor:
         except Exception as error:
             # The files that are there stay as they are; it will be due again.
             traceback.print_exc()
-            failed = f"{work.uid}: {type(error).__name__}: {error}"
+            failed = _failure_of(error)
+            text = f"{work.uid}: {type(error).__name__}: {error}"
         finally:
             work.close()
         with self._changed:
@@ -161,8 +210,9 @@ class Compactor:
             if work.uid not in self._cancelled:
                 if done is not None:
                     self._done.append(done)
-                if failed:
-                    self._failed = failed
+                self._failures.pop(work.uid, None)
+                if failed is not None:
+                    self._failures[work.uid], self._failed = failed, text
                     self._not_before_s[work.uid] = time.monotonic() + RETRY_AFTER_S
             self._changed.notify_all()
         return True
@@ -172,7 +222,15 @@ class Compactor:
         work = self._running
         if work is not None and work.uid in self._cancelled:
             raise BaseCancelledError
-        if self._threaded and not (work is not None and work.is_urgent()):
+        is_awaited = self._waiters > 0 or (work is not None and work.is_urgent())
+        if self._threaded and not is_awaited:
             rest = REST_BUSY if self._is_busy() else REST_IDLE
             time.sleep(min(REST_MAX_S, rest * (time.monotonic() - self._resumed_s)))
         self._resumed_s = time.monotonic()
+
+
+def _failure_of(error: Exception) -> Failure:
+    lines = [line.strip() for line in str(error).splitlines()]
+    why = "; ".join(line for line in lines if line and not line.startswith("next:"))
+    facts = error.facts if isinstance(error, CairnError) else {}
+    return Failure(why or type(error).__name__, str(facts.get("sink") or ""))

@@ -12,7 +12,8 @@ Always true here:
 - an acknowledgement names only what is already durable, but for records of a loop that are
   processed before the epoch ends;
 - how many rows of a loop are processed at once depends on neither slot nor attempt;
-- no attempt waits for a base or a merge: they are written beside the epochs.
+- no attempt waits for a base or a merge, which are written beside the epochs, unless memory is
+  full of changes that a base is to write.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from cairn.ids import new_id
 from cairn.key_groups import count_owners
 from cairn.logs import scope as log_scope
 from cairn.protocol.envelope import LANE
-from cairn.protocol.messages import Ack, Begin, Compacted, Compaction, Part, Report, Token
+from cairn.protocol.messages import Ack, Begin, Compacted, Part, Report, Token
 from cairn.protocol.spec import (
     FeedbackSpec,
     InletSpec,
@@ -53,16 +54,9 @@ from cairn.slot.operator import Operator
 from cairn.slot.parts import Parts
 from cairn.slot.reader import mix_lanes, put_into_lane
 from cairn.slot.redistribution import redistribute
-from cairn.slot.restore import (
-    apply_work,
-    base_work,
-    catch_up,
-    is_ancestor,
-    merge_work,
-    restore,
-    write_base,
-)
+from cairn.slot.restore import catch_up, is_ancestor, restore, write_base
 from cairn.slot.sink import SinkRuntime
+from cairn.slot.write_behind import WriteBehind
 from cairn.storage.log import Log
 from cairn.storage.manifest import EMPTY_VERSION, Epoch, Held
 from cairn.storage.pending import read_pending
@@ -114,6 +108,7 @@ class LevelRuntime:
         self.log = log
         self.scratch = scratch
         self.compactor = compactor
+        self._behind = WriteBehind(compactor, store, scratch)
         self.operators = [
             Operator(
                 op,
@@ -199,9 +194,11 @@ class LevelRuntime:
             for operator in self.operators:
                 operator.declare()
                 for holding in operator.holdings:
-                    self._bring_to_parent(holding, begin, mine, subtask)
+                    self._bring_to_parent(holding, token, begin, mine, subtask)
                 operator.open(begin, subtask)
-                operator.reclaim(max(RECLAIM_S_MIN, RECLAIM_SHARE * self.process_ms / 1000))
+                if not self.restored:
+                    # After a restore the first rows come first: what has expired is not seen.
+                    operator.reclaim(max(RECLAIM_S_MIN, RECLAIM_SHARE * self.process_ms / 1000))
                 self._take_returned(operator, begin, mine, subtask)
             for sink in self.sinks.values():
                 sink.begin(begin, subtask)
@@ -236,7 +233,10 @@ class LevelRuntime:
         """Return a scope in which log records name job, epoch and subtask."""
         return log_scope(job=self._job_name, epoch=token.epoch, subtask=subtask)
 
-    def _bring_to_parent(self, holding: Holding, begin: Begin, mine: Part, subtask: int) -> None:
+    def _bring_to_parent(
+        self, holding: Holding, token: Token, begin: Begin, mine: Part, subtask: int
+    ) -> None:
+        is_full = self._behind.is_full(holding)
         self._bring_to_version(holding, begin, mine, subtask)
         uid, version = holding.uid, holding.version
         # All subtasks hold shared state alike, and the first one stores it.
@@ -245,7 +245,15 @@ class LevelRuntime:
             self.compactor.cancel(uid)
             self._rewritten.append(self._write_base_now(holding, begin))
         else:
-            self._compact(holding, begin, mine.compactions.get(uid))
+            due = mine.compactions.get(uid)
+            self._behind.start(
+                holding,
+                begin,
+                due,
+                lambda: self.check(token),
+                is_full=is_full,
+                is_restored=self.restored,
+            )
 
     def _bring_to_version(self, holding: Holding, begin: Begin, mine: Part, subtask: int) -> None:
         uid = holding.uid
@@ -367,23 +375,6 @@ class LevelRuntime:
             return write_base(base, uid, groups, self.store, begin, self.scratch)
         finally:
             base.close()
-
-    def _compact(self, holding: Holding, begin: Begin, compaction: Compaction | None) -> None:
-        """Start what is due, unless something of this state is under way already."""
-        # Batches and rounds of a running epoch have changes that are not committed.
-        is_committed = begin.parent is not None and holding.as_of == begin.parent
-        wants_apply = is_committed and holding.backend.wants_apply()
-        if not self.compactor.is_free(holding.uid):
-            return
-        if compaction is None:
-            if wants_apply:
-                self.compactor.submit(apply_work(holding, self.store, begin))
-            return
-        if compaction.kind == "base":
-            work = base_work(holding, self.store, begin, self.scratch)
-        else:
-            work = merge_work(holding, compaction, self.store, begin, self.scratch)
-        self.compactor.submit(work)
 
     def attach(self, token: Token, send: Send) -> None:
         """Send the level's output here until a newer attempt attaches. Rows may come now."""

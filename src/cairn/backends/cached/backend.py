@@ -23,12 +23,13 @@ import shutil
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from cairn.backends.cached.ahead import Missing, ReadAhead, read_missing
-from cairn.backends.cached.containers import make_rows
+from cairn.backends.cached.ahead import Missing, Read, ReadAhead, read_missing
 from cairn.backends.cached.database import Database, Op
 from cairn.backends.cached.described import StoredState, describe_state
+from cairn.backends.cached.kinds import make_rows
 from cairn.backends.cached.ordered import Page, read_pages
 from cairn.backends.cached.rows import DIRTY_ENTRY_BYTES, CachedRows
 from cairn.backends.cached.timer_names import TIME_KINDS, is_index
@@ -57,6 +58,7 @@ class CachedBackend(Backend):
 
     spills_columns = True
     orders_times = True
+    settles_later = False
     writes_at_once: bool
     """Changes may be written to a database whenever memory is short, not only by a base."""
 
@@ -170,10 +172,15 @@ class CachedBackend(Backend):
         self._rotate_if_full()
         if not self.has_databases:
             return
-        for part, raws in self._ahead.take():
-            part.rows.fill(part.keys, raws, part.frozen)
+        self._fill(self._ahead.take())
         # Without a read ahead these are all; else those that have left memory since it began.
-        for part, raws in read_missing(self._find_missing(groups, keys)):
+        self._fill(read_missing(self._find_missing(groups, keys)))
+
+    def _fill(self, found: Read) -> None:
+        """Take rows that were read into memory."""
+        # One read, not one per key group.
+        self.settle([(part.rows, part.rows.needs_settled(part.keys)) for part, _ in found])
+        for part, raws in found:
             part.rows.fill(part.keys, raws, part.frozen)
 
     def read_ahead(self, groups: Sequence[int], keys: Sequence[Key]) -> None:
@@ -193,8 +200,10 @@ class CachedBackend(Backend):
             if missing:
                 found.append(Missing(rows, missing, rows.frozen))
         # One read, not one per key group.
-        for part, raws in read_missing(found):
-            part.rows.fill(part.keys, raws, part.frozen)
+        self._fill(read_missing(found))
+
+    def prepare_restore(self, name: str, changes: Mapping[int, Mapping[Key, Change]]) -> None:
+        self.prepare_promote(name, changes)
 
     def drop_ahead(self) -> None:
         self._ahead.drop()
@@ -224,8 +233,20 @@ class CachedBackend(Backend):
     def load_keys(self, wanted: Sequence[tuple[CachedRows, Sequence[Key]]]) -> None:
         """Read keys of several rows into memory."""
         missing = [Missing(rows, rows.not_in_memory(keys), rows.frozen) for rows, keys in wanted]
-        for part, raws in read_missing([part for part in missing if part.keys]):
-            part.rows.fill(part.keys, raws, part.frozen)
+        self._fill(read_missing([part for part in missing if part.keys]))
+
+    def settle(self, wanted: Iterable[tuple[CachedRows, list[Key]]]) -> None:
+        """Count restored keys of rows by what their databases have of them."""
+        by_database: dict[Database, list[tuple[CachedRows, list[Key]]]] = {}
+        for rows, keys in wanted:
+            if keys:
+                assert rows.database is not None, "restored without a look at the database"
+                by_database.setdefault(rows.database, []).append((rows, keys))
+        for database, found in by_database.items():
+            names = [rows.names_to_settle(keys) for rows, keys in found]
+            raws = iter(database.get_many([name for each in names for name in each]))
+            for (rows, keys), each in zip(found, names, strict=True):
+                rows.settle(keys, list(islice(raws, len(each))))
 
     # Memory
 

@@ -73,6 +73,8 @@ class SpillTable(ColumnTable):
         super()._clear(form)
         self._dirty: Bools = np.empty(0, np.bool_)
         self._stored: Bools = np.empty(0, np.bool_)
+        self._unsettled: Bools = np.empty(0, np.bool_)
+        """Rows that were restored without a look at the database; `stored` is a guess."""
         self._used = np.empty(0, np.int32)
         self._known_keys = NameIndex(self._types[:1])
         """Keys whose entries are all here."""
@@ -82,6 +84,7 @@ class SpillTable(ColumnTable):
         if self._values.size > len(self._dirty):
             self._dirty = grow(self._dirty, self._values.size)
             self._stored = grow(self._stored, self._values.size)
+            self._unsettled = grow(self._unsettled, self._values.size)
             self._used = grow(self._used, self._values.size)
 
     @property
@@ -271,6 +274,21 @@ class SpillTable(ColumnTable):
             return False
         return self.nbytes > self.backend.table_bytes_max
 
+    def unwritten_bytes(self, *, with_frozen: bool) -> int:
+        """Estimate the memory of rows that are to leave the arrays, and must be written first.
+
+        `with_frozen`: those too that a base is writing. Called between epochs.
+        """
+        self._settle_writer()
+        count = len(self._index)
+        if not count or not self.is_too_large:
+            return 0
+        unwritten = int(np.count_nonzero(self._dirty[:count]))
+        if with_frozen and self._writing is not None:
+            unwritten += self._writing.row_count
+        size = self.nbytes
+        return min(size - self.backend.table_bytes_max, size * unwritten // count)
+
     def spill_if_full(self) -> None:
         """Keep the rows in memory that were used last. Called between epochs."""
         self._settle_writer()
@@ -346,10 +364,36 @@ class SpillTable(ColumnTable):
         self.spill_if_full()
 
     def apply(self, batch: pa.RecordBatch) -> None:
-        if not self.is_whole:
+        if self.is_whole:
+            super().apply(batch)
+        elif not self.backend.settles_later:
             self.find(self._names(batch))
-        super().apply(batch)
+            super().apply(batch)
+        else:
+            names = self._names(batch)
+            bound = [g for g in self.groups if self._below.rows(g).database is not None]
+            may_be_stored = np.isin(batch["group"].to_numpy(), bound)
+            is_new = self._index.find(names) < 0
+            super().apply(batch)
+            positions = self._index.find(names)
+            self._used[positions] = self._tick
+            added = positions[is_new & may_be_stored]
+            # If it is a deletion, it must be written.
+            self._stored[added] = self._unsettled[added] = True
         self.spill_if_full()
+
+    @property
+    def is_settled(self) -> bool:
+        return not self._unsettled[: len(self._index)].any()
+
+    def settle(self) -> None:
+        """Look up which of the restored rows the database has."""
+        places = np.flatnonzero(self._unsettled[: len(self._index)])
+        for start in range(0, len(places), PIECE_ROWS):
+            at = places[start : start + PIECE_ROWS]
+            names = list(self._index.arrays(at))
+            _, self._stored[at] = self._below.read(names, self._groups[at].astype(np.int64))
+            self._unsettled[at] = False
 
     def _load(
         self, names: Sequence[pa.Array], values: Arrays, groups: Array, is_live: Bools
@@ -368,9 +412,13 @@ class SpillTable(ColumnTable):
         count = len(self._index)
         is_needed = self._committed[:count] | (self._dirty[:count] & self._stored[:count])
         held = np.flatnonzero(is_kept & is_needed)
-        flags = self._dirty[held], self._stored[held], self._used[held]
+        before = self._dirty, self._stored, self._unsettled, self._used
+        flags = [each[held] for each in before]
         positions = self._move(held)
-        self._dirty[positions], self._stored[positions], self._used[positions] = flags
+        for each, moved in zip(
+            (self._dirty, self._stored, self._unsettled, self._used), flags, strict=True
+        ):
+            each[positions] = moved
 
     # Stored rows
 

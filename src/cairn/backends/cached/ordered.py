@@ -12,7 +12,7 @@ Always true here:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from cairn.backends.cached.database import Database, Op
 from cairn.backends.cached.rows import DIRTY_ENTRY_BYTES, CachedRows, Memory, pieces
@@ -107,6 +107,31 @@ class OrderedRows(CachedRows):
                 more += 1 if is_set else -1
         self.held += more
         self.memory.add_dirty((len(dirty) - before) * _TIMER_BYTES)
+
+    def restore(self, changes: Mapping[Key, Change]) -> None:
+        if self.settles_later:
+            for key, changed in changes.items():
+                for time, change in changed.items():
+                    if (time, key) not in self.dirty:
+                        # Counted as a change that changes something, as it is in most deltas.
+                        self.unsettled[time, key] = change is not ABSENT
+        self.promote(changes)
+
+    def select_unsettled(self) -> list[Key]:
+        return list(self.unsettled)
+
+    def names_to_settle(self, keys: Sequence[Key]) -> list[bytes]:
+        timers = cast("Sequence[Timer]", keys)
+        return [self.prefix + self.name_of(timer) for timer in timers]
+
+    def settle(self, keys: Sequence[Key], raws: Sequence[bytes | None]) -> None:
+        for timer, raw in zip(keys, raws, strict=True):
+            is_set = self.unsettled.pop(timer)
+            if is_set == (raw is not None):
+                self.held += -1 if is_set else 1
+
+    def layer_bytes(self, layer: Mapping[Key, Change]) -> int:
+        return len(layer) * _TIMER_BYTES
 
     def ops(self, prefix: bytes) -> Iterator[list[Op]]:
         name_of, is_set = self.name_of, self.packing.value(True)

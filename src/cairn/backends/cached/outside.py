@@ -20,8 +20,9 @@ from cairn.backends.cached.backend import CachedBackend
 from cairn.backends.cached.database import Op
 from cairn.backends.cached.described import StoredState
 from cairn.backends.cached.rows import CachedRows
-from cairn.backends.contract import BaseCancelledError
+from cairn.backends.contract import BaseCancelledError, Change
 from cairn.backends.heap.backend import HeapBase
+from cairn.types.codec import Key
 
 if TYPE_CHECKING:
     from cairn.backends.overlay import Table
@@ -105,6 +106,7 @@ class Outgoing:
 class OutsideBackend(CachedBackend):
     """Rows in memory over a database that gets its rows from writers in the background."""
 
+    settles_later = True
     writes_at_once = False
 
     def __init__(self, directory: str, memory_bytes: int) -> None:
@@ -122,14 +124,42 @@ class OutsideBackend(CachedBackend):
 
     def is_short_of_memory(self) -> bool:
         unwritten = self.dirty_bytes + self.frozen_bytes
-        return unwritten > self.memory_bytes * 3 // 8 or any(
+        return unwritten > self.unwritten_bytes_max or any(
             table.is_too_large for table in list(self.columns.values())
         )
 
+    def unwritten_bytes(self, *, with_frozen: bool) -> int:
+        tables = self.columns.values()
+        in_arrays = sum(table.unwritten_bytes(with_frozen=with_frozen) for table in tables)
+        unwritten = self.dirty_bytes + (self.frozen_bytes if with_frozen else 0)
+        if unwritten + in_arrays > self.unwritten_bytes_max:
+            # The counters add up what was changed again and again: look at what there is.
+            unwritten = self.dirty_bytes = sum(r.layer_bytes(r.dirty) for r in self.all_rows())
+            if with_frozen:
+                unwritten += sum(r.layer_bytes(r.frozen) for r in self.all_rows())
+        return unwritten + in_arrays
+
+    @property
+    def unwritten_bytes_max(self) -> int:
+        return self.memory_bytes * 3 // 8
+
+    def prepare_restore(self, name: str, changes: Mapping[int, Mapping[Key, Change]]) -> None:
+        if self._writer is None:
+            self._thaw_given_up()
+
+    def is_settled(self) -> bool:
+        tables = self.columns.values()
+        return all(table.is_settled for table in tables) and not any(
+            rows.unsettled for rows in self.all_rows()
+        )
+
     def prepare_writer(self) -> None:
-        """Called before a writer is made."""
+        """Called before a writer is made: it needs to know what restored changes have changed."""
         assert self._writer is None, "one writer at a time"
         self._thaw_given_up()
+        self.settle([(rows, rows.select_unsettled()) for rows in self.all_rows()])
+        for table in self.columns.values():
+            table.settle()
 
     def end_writer(self, writer: Outgoing, *, is_written: bool) -> None:
         """Called by the thread that wrote."""

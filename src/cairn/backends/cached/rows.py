@@ -37,6 +37,9 @@ _MISSING: Any = object()
 class Memory(Protocol):
     """Counts the bytes of all rows in memory."""
 
+    settles_later: bool
+    """Changes are restored without a look at what they change. It follows in `settle`."""
+
     def add_cached(self, count: int) -> None: ...
     def add_dirty(self, count: int) -> None: ...
 
@@ -46,7 +49,7 @@ class CachedRows(dict[Key, Content]):
 
     __slots__ = (
         "database", "dirty", "frozen", "group", "held", "memory", "name", "old", "old_bytes",
-        "packing", "prefix", "young_bytes",
+        "packing", "prefix", "unsettled", "young_bytes",
     )  # fmt: skip
 
     def __init__(self, name: str, packing: Packing, memory: Memory, group: int) -> None:
@@ -58,12 +61,16 @@ class CachedRows(dict[Key, Content]):
         self.old: dict[Key, Content] = {}
         self.dirty: dict[Key, Change] = {}
         self.frozen: dict[Key, Change] = {}
+        self.unsettled: dict[Key, Any] = {}
+        """Restored keys of which nobody has looked up yet whether the database has them. Value:
+        whether they are held since."""
         self.young_bytes = 0
         self.old_bytes = 0
         self.database: Database | None = None
         self.prefix = b""
         self.held = 0
-        """Number of keys; an estimate after large epochs."""
+        """Number of keys; an estimate after large epochs. Unsettled keys are not counted again, so
+        it may be too small until they are settled."""
 
     def bind(self, database: Database) -> None:
         """Use this database from now on."""
@@ -88,10 +95,10 @@ class CachedRows(dict[Key, Content]):
         return self[key] is not None
 
     def __len__(self) -> int:
-        return self.held
+        return max(0, self.held)
 
     def entry_count(self) -> int:
-        return self.held
+        return max(0, self.held)
 
     def __iter__(self) -> NoReturn:
         raise TypeError("rows in a database are iterated with items()")
@@ -245,6 +252,9 @@ class CachedRows(dict[Key, Content]):
 
     def promote(self, changes: Mapping[Key, Change]) -> None:
         self.held += self._estimate_new(changes)
+        self._change(changes)
+
+    def _change(self, changes: Mapping[Key, Change]) -> None:
         cached, unwritten = dict.__len__(self), len(self.dirty)
         self.update(changes)
         self.dirty.update(changes)
@@ -252,6 +262,48 @@ class CachedRows(dict[Key, Content]):
         cached = dict.__len__(self) - cached
         self.add_cached(payload + cached * CACHED_ENTRY_BYTES)
         self.memory.add_dirty(payload + (len(self.dirty) - unwritten) * DIRTY_ENTRY_BYTES)
+
+    def restore(self, changes: Mapping[Key, Change]) -> None:
+        if not self.settles_later:
+            self.promote(changes)
+            return
+        unknown = set(self.not_in_memory(changes))
+        for key, change in changes.items():
+            if key in unknown:
+                self.unsettled[key] = change is not None
+            else:
+                self.held += (change is not None) - (self[key] is not None)
+        self._change(changes)
+
+    @property
+    def settles_later(self) -> bool:
+        # Without a database nothing has to be read, and what is frozen may be there soon.
+        return self.memory.settles_later and self.database is not None and not self.frozen
+
+    def select_unsettled(self) -> list[Key]:
+        """Return the keys that `settle` needs, to settle all."""
+        return list(islice(self.unsettled, 0, None, max(1, len(self.unsettled) // COUNT_SAMPLE)))
+
+    def names_to_settle(self, keys: Sequence[Key]) -> list[bytes]:
+        """Return the names of the rows that `settle` gets the contents of."""
+        key_bytes = self.packing.key
+        return [self.prefix + key_bytes(key) for key in keys]
+
+    def settle(self, keys: Sequence[Key], raws: Sequence[bytes | None]) -> None:
+        """Count restored keys by what the database had of them."""
+        more = sum(self.unsettled[k] - (r is not None) for k, r in zip(keys, raws, strict=True))
+        if keys:
+            self.held += round(len(self.unsettled) * more / len(keys))
+        self.unsettled = {}
+
+    def needs_settled(self, keys: Sequence[Key]) -> list[Key]:
+        """Return those of the keys that must be settled before they are read."""
+        return []
+
+    def layer_bytes(self, layer: Mapping[Key, Change]) -> int:
+        """Estimate the memory of a layer of changes."""
+        payload = estimate_value_bytes(layer.values(), self.packing.value)
+        return len(layer) * (DIRTY_ENTRY_BYTES + payload)
 
     def select_to_compare(self, changes: Mapping[Key, Change]) -> list[Key]:
         """Return the keys whose present content is compared with their changes."""

@@ -1,6 +1,6 @@
 """Rows of one state in a database, by the batch: names and values are columns.
 
-A name is a key, or a key and an entry of its map. The rows are those that `rows` and `containers`
+A name is a key, or a key and an entry of its map. The rows are those that `rows` and `maps`
 read and write one by one.
 
 Always true here:
@@ -19,8 +19,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cairn.backends.cached.containers import CachedMapRows
 from cairn.backends.cached.database import Database, Op
+from cairn.backends.cached.maps import CachedMapRows
 from cairn.backends.cached.name_filter import NameFilter
 from cairn.backends.cached.packed_columns import is_packable, pack_columns, unpack_column
 from cairn.backends.cached.rows import CachedRows
@@ -62,6 +62,10 @@ class Unwritten:
         self.is_over = False
         self.counted: list[Counted] = []
         """Changes of the counts that were made so far."""
+
+    @property
+    def row_count(self) -> int:
+        return sum(len(piece.groups) for _, pieces in self.parts for piece in pieces)
 
     @property
     def uncounted(self) -> int:

@@ -70,6 +70,9 @@ class HeapRows(dict[Key, Content]):
                 self._remember(self.undo, changes)
             self._change(changes)
 
+    def restore(self, changes: Mapping[Key, Change]) -> None:
+        self.promote(changes)
+
     def peek(self, key: Key) -> Content:
         return self.get(key)
 

@@ -207,7 +207,11 @@ class RedisBackend(OutsideBackend):
         if self.run_tables or not self._packings:
             return False
         self._epochs += 1
-        return self._epochs >= APPLY_EPOCHS or self.dirty_bytes >= APPLY_BYTES
+        # Frozen changes are those of a writer that gave up; a writer at work is not joined.
+        unapplied = self.dirty_bytes + self.frozen_bytes
+        return self._epochs >= APPLY_EPOCHS or unapplied >= min(
+            APPLY_BYTES, self.unwritten_bytes_max
+        )
 
     def note_applied(self) -> None:
         self._epochs = 0

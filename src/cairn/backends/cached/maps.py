@@ -1,39 +1,35 @@
-"""Map and list state in a database: rows that hold a view of each key's entries or items.
+"""Map state in a database: rows that hold a view of each key's entries.
 
-Map state has a header per key (the number of entries) and a row per entry; list state a header
-(the number of items) and a row per item. A key without a header has no content.
+A key has a header (the number of entries) and a row per entry. A key without a header has none.
 
 Always true here:
-- changing an entry, or appending, costs what is changed, however much a key holds;
-- a view shows committed content; only `promote` changes it.
+- changing an entry costs what is changed, however much a key holds;
+- a view shows committed content; only `promote` and `restore` change it.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final
 
 from cairn.backends.cached.database import Op
-from cairn.backends.cached.ordered import IndexRows, OrderedRows
 from cairn.backends.cached.rows import (
     CACHED_ENTRY_BYTES,
+    COUNT_SAMPLE,
     DIRTY_ENTRY_BYTES,
     OPS_KEYS,
     CachedRows,
     Memory,
     pieces,
 )
-from cairn.backends.cached.timer_names import INDEX_KIND, KIND
 from cairn.backends.contract import ABSENT, Change, Content
 from cairn.backends.packing import Packing, decode, encode, estimate_value_bytes
 from cairn.types.codec import Datum, Key
-from cairn.types.codec.core import Values
 
 # Maps up to this size are read whole when one entry is read.
 _SCAN_ENTRIES_MAX: Final = 64
 _MISSING: Any = object()
-_INDEX: Final = struct.Struct(">Q")
 
 
 class MapView(Mapping[Key, Datum]):
@@ -122,7 +118,11 @@ class MapView(Mapping[Key, Datum]):
 
 
 class CachedMapRows(CachedRows):
-    """Map state: the cache holds views. Changes are (number of entries, {entry: value})."""
+    """Map state: the cache holds views. Changes are (number of entries, {entry: value}).
+
+    The number is None while a restored change is not settled. Such a key has no view, and its value
+    in `unsettled` is the number before; None: that of the database.
+    """
 
     __slots__ = ("entries_held",)
 
@@ -161,7 +161,7 @@ class CachedMapRows(CachedRows):
                     yield name[len(prefix) :], raw
 
     def entry_count(self) -> int:
-        return self.entries_held
+        return max(0, self.entries_held)
 
     def set_counts(self, keys: int, entries: int) -> None:
         self.held, self.entries_held = keys, entries
@@ -175,6 +175,9 @@ class CachedMapRows(CachedRows):
     def fill(
         self, keys: Sequence[Key], raws: Sequence[bytes | None], frozen: Mapping[Key, Change]
     ) -> None:
+        unsettled = self.needs_settled(keys)
+        if unsettled:
+            self.settle(unsettled, self.read_many(self.names_to_settle(unsettled)))
         layers = (frozen, self.dirty)
         for key, raw in zip(keys, raws, strict=True):
             count = 0 if raw is None else decode(raw)
@@ -210,10 +213,75 @@ class CachedMapRows(CachedRows):
             merged = {} if earlier is None else earlier[1]
             merged.update(changed)
             self.dirty[key] = (view.count, merged)
-            payload = estimate_value_bytes(changed.values(), self.packing.value)
-            size += len(changed) * (DIRTY_ENTRY_BYTES + payload) + DIRTY_ENTRY_BYTES
+            size += self._content_bytes(changed.values())
         self.add_cached(2 * size)
         self.memory.add_dirty(size)
+
+    def restore(self, changes: Mapping[Key, Change]) -> None:
+        if not self.settles_later:
+            self.promote(changes)
+            return
+        known: dict[Key, Change] = {}
+        size = 0
+        for key, changed in changes.items():
+            if key in self.old:
+                self.recall(key)
+            view: MapView | None = dict.get(self, key)
+            if view is not None and view.whole:
+                known[key] = changed
+                continue
+            if view is not None:
+                del self[key]
+            count, merged = self.dirty.get(key, (None, {}))
+            self.unsettled.setdefault(key, count)
+            merged.update(changed)
+            self.dirty[key] = (None, merged)
+            size += self._content_bytes(changed.values())
+        self.memory.add_dirty(size)
+        if known:
+            self.promote(known)
+
+    def select_unsettled(self) -> list[Key]:
+        return list(self.unsettled)
+
+    def needs_settled(self, keys: Sequence[Key]) -> list[Key]:
+        return [key for key in keys if key in self.unsettled] if self.unsettled else []
+
+    def names_to_settle(self, keys: Sequence[Key]) -> list[bytes]:
+        # The number of entries, and which there are: in one call, so they fit together.
+        names: list[bytes] = []
+        key_bytes, entry_bytes = self.packing.key, self.packing.entry
+        for key in keys:
+            header = self.prefix + key_bytes(key)
+            names += [header, *[header + entry_bytes(entry) for entry in self.dirty[key][1]]]
+        return names
+
+    def settle(self, keys: Sequence[Key], raws: Sequence[bytes | None]) -> None:
+        found = iter(raws)
+        for key in keys:
+            header, changed = next(found), self.dirty[key][1]
+            stored = 0 if header is None else decode(header)
+            is_held = [raw is not None for raw in islice(found, len(changed))]
+            is_live = [value is not ABSENT for value in changed.values()]
+            count = stored + sum(is_live) - sum(is_held)
+            before = self.unsettled.pop(key)
+            before = stored if before is None else before
+            self.dirty[key] = (count, changed)
+            self.held += (count > 0) - (before > 0)
+            self.entries_held += count - before
+
+    def _content_bytes(self, values: Collection[Datum]) -> int:
+        """Estimate the memory of the changed entries or items of a key."""
+        payload = estimate_value_bytes(values, self.packing.value)
+        return len(values) * (DIRTY_ENTRY_BYTES + payload) + DIRTY_ENTRY_BYTES
+
+    def layer_bytes(self, layer: Mapping[Key, Change]) -> int:
+        sample = list(islice(layer.values(), 0, None, max(1, len(layer) // COUNT_SAMPLE)))
+        size = sum(self._content_bytes(self._values_of(change)) for change in sample)
+        return size * len(layer) // max(1, len(sample))
+
+    def _values_of(self, change: Change) -> Collection[Datum]:
+        return change[1].values()  # type: ignore[no-any-return]
 
     def _load_entries(self, changes: Mapping[Key, Change]) -> None:
         """Read all changed entries at once: only known entries can be counted."""
@@ -252,158 +320,3 @@ class CachedMapRows(CachedRows):
                         yield ops
                         ops = []
             yield ops
-
-
-class ListView(Sequence[Datum]):
-    """The items of one key: the first `below` of them in the database, then `tail`."""
-
-    __slots__ = ("below", "key_bytes", "rows", "tail")
-
-    def __init__(self, rows: CachedListRows, key_bytes: bytes, count: int) -> None:
-        self.rows = rows
-        self.key_bytes = key_bytes
-        self.below = count
-        self.tail: Values = []
-
-    def __len__(self) -> int:
-        return self.below + len(self.tail)
-
-    def __getitem__(self, index: Any) -> Any:
-        # One item by its index does not load the whole list.
-        if type(index) is int and self.below and index >= 0:
-            if index >= self.below:
-                return self.tail[index - self.below]
-            rows = self.rows
-            (raw,) = rows.read_many([rows.prefix + self.key_bytes + _INDEX.pack(index)])
-            if raw is not None:
-                return rows.packing.value_of(raw)
-        return self.load()[index]
-
-    def __iter__(self) -> Iterator[Datum]:
-        return iter(self.load())
-
-    def load(self) -> Values:
-        if self.below:
-            rows = self.rows
-            assert rows.database is not None
-            prefix = rows.prefix + self.key_bytes
-            value_of = rows.packing.value_of
-            items: Values = []
-            size = 0
-            for key, raw in rows.database.scan(prefix):
-                if len(key) > len(prefix):
-                    if len(items) == self.below:
-                        break
-                    items.append(value_of(raw))
-                    size += len(raw) + CACHED_ENTRY_BYTES
-            self.tail = items + self.tail
-            self.below = 0
-            rows.add_cached(size)
-        return self.tail
-
-    def change(self, start: int, added: Sequence[Datum]) -> None:
-        if start < self.below:
-            self.below, self.tail = start, list(added)
-        else:
-            del self.tail[start - self.below :]
-            self.tail += added
-
-
-class CachedListRows(CachedMapRows):
-    """List state: the cache holds views. Changes are (start, added)."""
-
-    __slots__ = ()
-
-    def peek(self, key: Key) -> Content:
-        view = self.recent(key)
-        if isinstance(view, ListView) and not view.below:
-            return view.tail.copy() or None
-        layers = self.unwritten()
-        held = [self.packing.value_of(raw) for _, raw in self._scan_key(key)]
-        for layer in reversed(layers):
-            change = layer.get(key)
-            if change is not None:
-                start, added = change
-                held = [*held[:start], *added]
-        return held or None
-
-    def entry_count(self) -> int:
-        return self.held
-
-    def fill(
-        self, keys: Sequence[Key], raws: Sequence[bytes | None], frozen: Mapping[Key, Change]
-    ) -> None:
-        layers = (frozen, self.dirty)
-        for key, raw in zip(keys, raws, strict=True):
-            view = ListView(self, self.packing.key(key), 0 if raw is None else decode(raw))
-            for layer in layers:
-                change = layer.get(key)
-                if change is not None:
-                    view.change(*change)
-            self[key] = view
-        self.add_cached(2 * CACHED_ENTRY_BYTES * len(keys))
-
-    def promote(self, changes: Mapping[Key, Change]) -> None:
-        self.load(changes)
-        size = 0
-        for key, (start, added) in changes.items():
-            view: ListView = self[key]
-            before = len(view)
-            view.change(start, added)
-            self.held += (len(view) > 0) - (before > 0)
-            self.dirty[key] = _merge(self.dirty.get(key), (start, added))
-            payload = estimate_value_bytes(added, self.packing.value)
-            size += len(added) * (DIRTY_ENTRY_BYTES + payload) + DIRTY_ENTRY_BYTES
-        self.add_cached(size)
-        self.memory.add_dirty(size)
-
-    def thaw(self) -> None:
-        for key, change in self.frozen.items():
-            later = self.dirty.get(key)
-            self.dirty[key] = change if later is None else _merge(change, later)
-        self.frozen = {}
-
-    def ops(self, prefix: bytes) -> Iterator[list[Op]]:
-        packing = self.packing
-        for piece in pieces(self.frozen):
-            headers = [prefix + packing.key(key) for key, _ in piece]
-            ops: list[Op] = []
-            for header, raw, (_, (start, added)) in zip(
-                headers, self.read_many(headers), piece, strict=True
-            ):
-                count = start + len(added)
-                ops.append((header, encode(count) if count else None))
-                for at, item in enumerate(added, start):
-                    ops.append((header + _INDEX.pack(at), packing.value(item)))
-                    if len(ops) >= OPS_KEYS:
-                        yield ops
-                        ops = []
-                stored = 0 if raw is None else decode(raw)
-                ops += [(header + _INDEX.pack(at), None) for at in range(count, stored)]
-            yield ops
-
-
-ListChange = tuple[int, Values]
-
-
-def _merge(change: ListChange | None, later: ListChange) -> ListChange:
-    """Return two changes of a list as one; the first one's list is reused."""
-    start, added = later
-    if change is None or start < change[0]:
-        return start, list(added)
-    first, items = change
-    del items[start - first :]
-    items += added
-    return first, items
-
-
-ROWS: dict[str, type[CachedRows]] = {
-    "map": CachedMapRows,
-    "list": CachedListRows,
-    KIND: OrderedRows,
-    INDEX_KIND: IndexRows,
-}
-
-
-def make_rows(name: str, packing: Packing, memory: Memory, group: int) -> CachedRows:
-    return ROWS.get(packing.kind, CachedRows)(name, packing, memory, group)
