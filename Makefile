@@ -61,7 +61,7 @@ $(READY): pyproject.toml
 	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.3'
 	@$(BIN)/python -m pip install --quiet --editable . --group dev
 	@# The question `cairn.session` asks when it starts Spark: is there a Java it can run on?
-	@$(BIN)/python -c 'from cairn.driver.java import find_java; find_java()' 2>/dev/null || { \
+	@$(BIN)/python -c 'from cairn.java import find_java; find_java()' 2>/dev/null || { \
 	  echo "no Java 17 or later found: installing one into $(VENV) ..."; \
 	  $(BIN)/python -m pip install --quiet --editable '.[java]'; }
 	@touch $@

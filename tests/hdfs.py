@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from cairn.driver.java import find_java
+from cairn.java import find_java
 
 _JARS = Path(__file__).parents[1] / "build" / "hdfs-2.7.3"
 _PACKAGE = "pyspark==2.4.8"
@@ -166,6 +166,7 @@ class Hdfs:
             "dfs.webhdfs.enabled": "false",
             "dfs.permissions.enabled": "false",
             "dfs.namenode.safemode.extension": "0",
+            "fs.viewfs.mounttable.cairn.link./jobs": f"hdfs://127.0.0.1:{name}/mounted",
         }
         given = "".join(
             f"<property><name>{key}</name><value>{value}</value></property>"
@@ -193,6 +194,11 @@ class Hdfs:
         self.namenode.await_port()
         self.datanode.await_port()
         self._await_datanode()
+
+    @property
+    def settings(self) -> str:
+        """The folder for HADOOP_CONF_DIR, with a mount table: viewfs://cairn/jobs is /mounted."""
+        return str(self._folder)
 
     def url(self, name: str = "") -> str:
         return f"hdfs://127.0.0.1:{self.port}/{name or uuid.uuid4().hex}"

@@ -7,9 +7,9 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from cairn.driver.interrupts import print_no_traceback
-from cairn.driver.java import find_java
 from cairn.driver.spark_config import spark_config
 from cairn.driver.spark_noise import log_level
+from cairn.java import find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

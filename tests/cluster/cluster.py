@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 from pyspark.find_spark_home import _find_spark_home
 
-from cairn.driver.java import find_java
+from cairn.java import find_java
 from tests.cluster.hosts import ROOT, Host, Hosts
 from tests.s3 import S3, s3_server
 from tests.spark.support import Program, eventually

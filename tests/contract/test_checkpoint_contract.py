@@ -21,13 +21,15 @@ from tests.s3 import s3_server
 from tests.unit.storage.leading import LATER_S, Driver, lay_spark_folder, new_store, state_paths
 
 
-@pytest.mark.parametrize("kind", ["local", "memory", "s3", for_soak("hdfs")])
+@pytest.mark.parametrize("kind", ["local", "memory", "s3", for_soak("hdfs"), for_soak("hadoop")])
 def test_a_checkpoint_lives_branches_and_goes(kind: str, tmp_path: Path) -> None:
     if kind == "s3":
         with s3_server() as s3, s3.in_environment():
             live(f"{s3.url}/jobs/parent", f"{s3.url}/jobs/branch")
     elif kind == "hdfs":
         live(hdfs().url("jobs/parent"), hdfs().url("jobs/branch"))
+    elif kind == "hadoop":
+        live(f"hadoop+{hdfs().url('by/parent')}", f"hadoop+{hdfs().url('by/branch')}")
     elif kind == "memory":
         live("memory:parent", "memory:branch")
     else:

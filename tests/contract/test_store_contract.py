@@ -19,6 +19,7 @@ from cairn.storage.conditional_put import check_conditional_put
 from cairn.storage.log import Log
 from cairn.storage.store import NotFoundError, Retry, Store, open_store
 from tests.hdfs import hdfs
+from tests.marks import for_soak
 from tests.s3 import S3, s3_server
 
 STORES: dict[str, Callable[[Path], str]] = {
@@ -27,6 +28,7 @@ STORES: dict[str, Callable[[Path], str]] = {
     "memory": lambda folder: "memory:",
     "s3": lambda folder: f"s3://cairn-tests/{uuid.uuid4().hex}/store",
     "hdfs": lambda folder: hdfs().url() + "/a b#%é",
+    "hadoop": lambda folder: f"hadoop+viewfs://cairn/jobs/{uuid.uuid4().hex}/a b#%é",
 }
 
 
@@ -37,6 +39,15 @@ def s3() -> Iterator[S3]:
 
 
 @pytest.fixture
+def mounted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HADOOP_CONF_DIR", hdfs().settings)
+
+
+NEEDED = {"s3": "s3", "hadoop": "mounted"}
+"""The fixtures that stores need."""
+
+
+@pytest.fixture
 def sleeps() -> list[float]:
     """How long the store has waited to try again."""
     return []
@@ -44,8 +55,8 @@ def sleeps() -> list[float]:
 
 @pytest.fixture(params=STORES)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "s3":
-        request.getfixturevalue("s3")
+    if request.param in NEEDED:
+        request.getfixturevalue(NEEDED[request.param])
     return STORES[request.param](tmp_path)
 
 
@@ -173,13 +184,13 @@ def _race(url: str, name: int, rounds: int, barrier: object, results: object) ->
         results.put((number, name, won))  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("kind", ["local", "s3", "hdfs"])
+@pytest.mark.parametrize("kind", ["local", "s3", "hdfs", for_soak("hadoop")])
 def test_of_racing_processes_exactly_one_wins_each_number(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    if kind == "s3":
-        request.getfixturevalue("s3")
-    racers, rounds = 3, 5 if kind == "hdfs" else 25
+    if kind in NEEDED:
+        request.getfixturevalue(NEEDED[kind])
+    racers, rounds = 3, 5 if kind in ("hdfs", "hadoop") else 25
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(racers), context.Queue()
     url = STORES[kind](tmp_path)

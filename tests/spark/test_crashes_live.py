@@ -15,8 +15,9 @@ import pytest
 
 from cairn.driver.coordinator import compaction
 from cairn.ids import new_id
+from cairn.runtime_folder import runtime_root
 from cairn.slot import compactor
-from cairn.slot.folders import living_slots, runtime_root
+from cairn.slot.folders import living_slots
 from cairn.snapshots.rollback import rollback
 from cairn.snapshots.verify_redis import verify_redis
 from cairn.storage.log import Log

@@ -42,6 +42,7 @@ LAYERS = [
 LEAVES = {
     "errors", "ids", "types", "state", "functions", "windows", "metrics", "crash", "logs",
     "backoff", "key_groups", "process_identity", "misuse", "user_code", "version", "report",
+    "java", "runtime_folder",
 }  # fmt: skip
 SERVERS = {"starlette", "uvicorn", "duckdb", "prometheus_client"}
 TOUCHES_SPARK = {
@@ -66,6 +67,7 @@ TOUCHES_SPARK_WHEN_CALLED = {
     "query.state_writing",
     "cli.job_file",
     "demo.check",
+    "storage.hadoop_jvm",
 }
 
 

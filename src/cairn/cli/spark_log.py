@@ -16,7 +16,7 @@ from pathlib import Path
 
 def spark_log() -> Path:
     """Return a file beside the logs of the slots, removed with them after a week."""
-    from cairn.slot.folders import hold, runtime_root
+    from cairn.runtime_folder import hold, runtime_root
 
     folder = runtime_root() / f"driver-{os.getpid()}-{int(time.time())}"
     folder.mkdir(mode=0o700)

@@ -24,17 +24,20 @@ class Budget(NamedTuple):
 
     slot_mb: int
     slots: int
+    jvm_mb: int = 0
+    """Memory of the JVM of Hadoop's client, which the slots share."""
 
     @property
     def text(self) -> str:
-        total = self.slot_mb * self.slots
-        return f"slots may use {self.slot_mb:,} MiB each: {total:,} MiB beside an executor"
+        total = self.slot_mb * self.slots + self.jvm_mb
+        jvm = f", and Hadoop's client {self.jvm_mb:,} MiB" if self.jvm_mb else ""
+        return f"slots may use {self.slot_mb:,} MiB each{jvm}: {total:,} MiB beside an executor"
 
 
 def find_budget(
-    given_mb: int | None, conf: Mapping[str, str], *, parallelism: int
+    given_mb: int | None, conf: Mapping[str, str], *, parallelism: int, jvm_mb: int = 0
 ) -> Budget | None:
-    """Return the memory of slots; None: no limit is known.
+    """Return the memory of slots; None: no limit is known. `jvm_mb` is not for slots.
 
     PlanError if Spark's settings would make allocations of slots fail.
     """
@@ -51,14 +54,14 @@ def find_budget(
         raise PlanError(f"slot_memory_mb must be at least {SLOT_MEMORY_MB_MIN}, found {given_mb}")
     master = conf.get("spark.master", "local")
     if master.startswith("local"):
-        return None if given_mb is None else Budget(given_mb, parallelism)
+        return None if given_mb is None else Budget(given_mb, parallelism, jvm_mb)
     cores = int(conf.get("spark.executor.cores", "1"))
     slots = max(1, min(parallelism, cores // int(conf.get("spark.task.cpus", "1"))))
     if given_mb is not None:
-        return Budget(given_mb, slots)
+        return Budget(given_mb, slots, jvm_mb)
     if not master.startswith(("yarn", "k8s")):
         return None  # A standalone worker does not limit the memory of its processes.
-    return Budget(max(1, overhead_mb(conf) // slots), slots)
+    return Budget(max(1, (overhead_mb(conf) - jvm_mb) // slots), slots, jvm_mb)
 
 
 def overhead_mb(conf: Mapping[str, str]) -> int:

@@ -26,7 +26,8 @@ import weakref
 from pathlib import Path
 
 from cairn.process_identity import identify
-from cairn.slot.folders import executor_name, hold_made, run_folder, runtime_root, sweep
+from cairn.runtime_folder import hold_made, runtime_root
+from cairn.slot.folders import executor_name, run_folder, sweep
 from cairn.storage.store import NotFoundError, Store, open_store
 
 

@@ -46,7 +46,7 @@ from cairn.storage.notes import write_ending, write_graph
 from cairn.storage.probe import put_probe
 from cairn.storage.source_logs import for_setting
 from cairn.storage.spark_log import COMPACT_SETTING, lay_out_from, spark_folder
-from cairn.storage.store import Store, open_store
+from cairn.storage.store import HADOOP_JVM_MB, Store, is_hadoop, open_store
 from cairn.types.durations import Duration, duration_ms
 
 
@@ -92,7 +92,8 @@ def prepare(graph: Graph, options: Options) -> Prepared:
     with _plan_error_on_io(store.url):
         job = open_job(store, graph.name, graph.group_count, savepoint)
     conf = dict(spark.sparkContext.getConf().getAll())
-    budget = find_budget(options.slot_memory_mb, conf, parallelism=parallelism)
+    jvm_mb = HADOOP_JVM_MB if is_hadoop(store.url) else 0
+    budget = find_budget(options.slot_memory_mb, conf, parallelism=parallelism, jvm_mb=jvm_mb)
     if budget is not None:
         logger.info("%s", budget.text, extra={"job": graph.name})
     spec = _make_spec(graph, options, job, store.url, budget)

@@ -38,7 +38,10 @@ _NAMES: Final = frozenset(
     {
         "HOME", "PATH", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "SSL_CERT_FILE",
         "SSL_CERT_DIR", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "JAVA_HOME",
-        "CLASSPATH", "ARROW_LIBHDFS_DIR",
+        "CLASSPATH", "ARROW_LIBHDFS_DIR", "KRB5CCNAME", "KRB5_CONFIG", "SPARK_HOME",
+        # With these it joins the JVM of Hadoop's client that this process holds; its own limit of
+        # memory would not let it start one.
+        "CAIRN_RUNTIME_DIR", "CAIRN_HADOOP_SETTINGS",
     }
 )  # fmt: skip
 _PREFIXES: Final = ("AWS_", "AZURE_", "GOOGLE_", "HADOOP_", "OBJECT_STORE_")

@@ -10,6 +10,7 @@
         p-spark/                Spark's streaming checkpoint, if <executor> is a driver
     <runtime>/nursery-<executor>/       socket, lock, log
     <runtime>/driver-<pid>-<time>/      log of a driver's JVM
+    <runtime>/hadoop-<digest>/          pipe, address, lock, log of a JVM for Hadoop's client
 
 State on disk lies in a local folder of Spark (SPARK_LOCAL_DIRS, on YARN LOCAL_DIRS) where the
 executor has one: these are the disks that a cluster gives to its jobs.
@@ -32,14 +33,13 @@ import fcntl
 import os
 import re
 import shutil
-import stat
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from cairn.process_identity import ProcessIdentity, parse_identity, pid_namespace
+from cairn.runtime_folder import runtime_root
 
 LOG_BYTES_MAX: Final = 10 << 20
 """Limit of the part of a log that is written to; the part before is kept too."""
@@ -49,32 +49,7 @@ _SCRATCH: Final = "cairn-slot-"
 _EXCESS: Final = "memory"
 _RUN: Final = re.compile(r"[0-9a-f]{12}")
 _EXECUTOR: Final = re.compile(r"\d+-\d+-[0-9a-f]+")
-_OTHERS: Final = re.compile(rf"nursery-{_EXECUTOR.pattern}|driver-\d+-\d+")
-
-
-def runtime_root() -> Path:
-    """Return the runtime folder, made if need be. PermissionError when others could use it."""
-    given = os.environ.get("CAIRN_RUNTIME_DIR")
-    root = Path(given) if given else Path(tempfile.gettempdir()) / f"cairn-{os.getuid()}"
-    if not root.is_symlink():
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # The link is checked too: its owner decides where it leads.
-    for info in (root.lstat(), root.stat()):
-        if info.st_uid != os.getuid():
-            raise _unsafe(root, f"it belongs to user {info.st_uid}")
-    is_folder = stat.S_ISDIR(info.st_mode)
-    if not is_folder or info.st_mode & 0o077:
-        action = f"`chmod 700 {root}`" if is_folder else "remove it"
-        raise _unsafe(root, f"its mode is {stat.filemode(info.st_mode)}", action)
-    return root
-
-
-def _unsafe(root: Path, found: str, action: str = "remove it") -> PermissionError:
-    return PermissionError(
-        f"the runtime folder {root} must belong to this user and be closed to others\n"
-        f"  expected: a folder of user {os.getuid()} with mode drwx------\n  found: {found}\n"
-        f"  next: {action}, or set CAIRN_RUNTIME_DIR to a folder of your own"
-    )
+_OTHERS: Final = re.compile(rf"nursery-{_EXECUTOR.pattern}|driver-\d+-\d+|hadoop-[0-9a-f]{{12}}")
 
 
 def run_folder(run_id: str) -> Path:
@@ -130,43 +105,6 @@ def check_socket_path(folder: Path) -> None:
 
 
 # Locks
-
-
-def hold(folder: Path) -> int:
-    """Take a shared lock on a folder; it is held until the descriptor is closed."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-@contextlib.contextmanager
-def hold_made(folder: Path) -> Iterator[None]:
-    """Make a folder and hold it, so that `sweep` leaves it alone."""
-    while True:
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = hold(folder)
-        except FileNotFoundError:
-            continue  # `sweep` has removed it, or the empty folder that it is in.
-        # While this waited for the lock the folder may have been removed.
-        if _is_at(descriptor, folder):
-            break
-        os.close(descriptor)
-    try:
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _is_at(descriptor: int, folder: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), folder.stat())
-    except FileNotFoundError:
-        return False
 
 
 @contextlib.contextmanager

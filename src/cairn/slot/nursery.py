@@ -33,7 +33,8 @@ from pathlib import Path
 from typing import Any
 
 from cairn.process_identity import ProcessIdentity, parse_identity
-from cairn.slot.folders import hold, redirect_output, sweep
+from cairn.runtime_folder import hold
+from cairn.slot.folders import redirect_output, sweep
 
 POLL_S = 0.5
 START_TIMEOUT_S = 60.0

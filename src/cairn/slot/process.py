@@ -39,13 +39,12 @@ from cairn.process_identity import (
     parse_identity,
 )
 from cairn.protocol.messages import End, Token
+from cairn.runtime_folder import hold, hold_made, runtime_root
 from cairn.slot.folders import (
     Living,
     bound_log,
     check_socket_path,
     executor_name,
-    hold,
-    hold_made,
     keep_excess,
     link_log,
     living_slot,
@@ -55,7 +54,6 @@ from cairn.slot.folders import (
     remove_dead,
     remove_process,
     run_folder,
-    runtime_root,
 )
 from cairn.slot.nursery import fork_slot, start_ahead, start_detached
 

@@ -4,6 +4,8 @@
     hdfs://nameservice/path        a name service of hdfs-site.xml in HADOOP_CONF_DIR
     viewfs://cluster/path          a mount table of core-site.xml there
 
+`hadoop_store` has the same over Hadoop's own client.
+
 A new file of HDFS is visible before it is complete. So an object is written under a hidden name,
 closed, and renamed. The namenode renames in one step: onto nothing, for put-if-absent, or in place
 of what is there.
@@ -60,11 +62,8 @@ class HdfsStore(Store):
 
     def __init__(self, url: str, retry: Retry, *, create: bool = True) -> None:
         self.url = url.rstrip("/")
-        match = _URL.fullmatch(self.url)
-        assert match is not None, "the caller has looked at the scheme"
-        self._root = match[3] or ""
         self._retry = retry
-        self._client = open_client(f"{match[1]}://{match[2]}" if match[2] else None)
+        self._client, self._root = self._open(create=create)
         if not create and not self._call("", lambda: self._has_folder()):
             raise NotFoundError(self.url)
 
@@ -178,6 +177,12 @@ class HdfsStore(Store):
 
     def local_path(self, path: str) -> str | None:
         return None
+
+    def _open(self, *, create: bool) -> tuple[Any, str]:
+        """Return a client of the file system, and the path of the folder there."""
+        match = _URL.fullmatch(self.url)
+        assert match is not None, "the caller has looked at the scheme"
+        return open_client(f"{match[1]}://{match[2]}" if match[2] else None), match[3] or ""
 
     def _full(self, path: str) -> str:
         return f"{self._root}/{check_path(path)}"

@@ -3,7 +3,8 @@
     probe-<id>
 
 The first of two conditional puts must win and the second must lose, or two drivers could lead a
-job. Executors read the probe back: those that do not find it have another place at that url.
+job. Of several at once only one may win: a file system may look first and create later. Executors
+read the probe back: those that do not find it have another place at that url.
 
 Always true here:
 - nothing of a checkpoint is read or changed; a probe that a killed start has left is harmless;
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 from cairn.backoff import backoff_s
@@ -34,8 +36,10 @@ def put_probe(
     """
     path = f"{PROBE_PREFIX}{name}"
     try:
-        _put(store, path, name, sleep)  # Its outcome may be unknown: the second one must lose.
-        if _put(store, path, name, sleep):
+        # An outcome may be unknown, and then nobody has won: a later one must lose all the same.
+        with ThreadPoolExecutor(store.racers) as pool:
+            won = list(pool.map(lambda _: _put(store, path, name, sleep), range(store.racers)))
+        if sum(won) > 1 or _put(store, path, name, sleep):
             raise PlanError(
                 f"the store does not keep put-if-absent: it has taken {path} twice\n"
                 f"  store: {store.url}\n"

@@ -50,6 +50,10 @@ T = TypeVar("T")
 ATTEMPTS_MAX: Final = 5
 _BUCKET_SCHEMES: Final = frozenset({"s3", "s3a", "gs", "az", "azure", "abfs", "abfss"})
 _HDFS_SCHEMES: Final = frozenset({"hdfs", "viewfs"})
+_HADOOP_SCHEMES: Final = frozenset({"webhdfs", "swebhdfs"})
+_HADOOP_PREFIX: Final = "hadoop+"
+HADOOP_JVM_MB: Final = 256
+"""Memory of the JVM of Hadoop's client at most: its heap, and what it needs beside that."""
 
 # Errors after which certainly nothing was written, and a retry would fail again.
 _PERMANENT: Final = (
@@ -91,6 +95,8 @@ class Store(ABC):
     """Objects below one url. Paths are relative, with forward slashes."""
 
     url: str
+    racers: int = 1
+    """A start makes this many conditional puts of one object at once, and at most one may win."""
 
     @abstractmethod
     def get(self, path: str) -> bytes:
@@ -190,6 +196,8 @@ def open_store(
 ) -> Store:
     """Open the store at a local path, file://, s3://, gs://, az://, hdfs:// or memory: url.
 
+    Hadoop's client opens webhdfs://, and urls of any scheme that begin with `hadoop+`.
+
     `memory:` is a new local folder in memory, `memory:name` the same one each time within this
     process (see `memory`). A missing local folder is created; with `create=False` it is a
     NotFoundError. `options` are those of a bucket, under the names of object_store
@@ -212,10 +220,15 @@ def open_store(
         from cairn.storage.hdfs_store import HdfsStore
 
         return HdfsStore(url, retry, create=create)
+    if is_hadoop(url):
+        from cairn.storage.hadoop_store import HadoopStore
+
+        return HadoopStore(url, retry, create=create)
     if parts.scheme != "file" and "://" in url:
         raise ValueError(
             f"cannot open a store at {url!r}: unknown scheme {parts.scheme!r}\n"
-            "  next: use a local path, file://, s3://, gs://, az://, hdfs:// or memory:"
+            "  next: use a local path, file://, s3://, gs://, az://, hdfs://, webhdfs:// or "
+            f"memory:, or hadoop+{parts.scheme}:// if Hadoop's client can open it"
         )
     return LocalStore(file_path(url) if parts.scheme == "file" else url, retry, create=create)
 
@@ -490,6 +503,17 @@ class LocalStore(ObjectStore):
 def is_bucket(url: str) -> bool:
     """True for the url of an object store, where files are copied instead of renamed."""
     return urlsplit(url).scheme in _BUCKET_SCHEMES
+
+
+def is_hadoop(url: str) -> bool:
+    """True for the url of a file system that is reached by Hadoop's client, in a JVM."""
+    scheme = urlsplit(url).scheme
+    return scheme in _HADOOP_SCHEMES or scheme.startswith(_HADOOP_PREFIX)
+
+
+def hadoop_url(url: str) -> str:
+    """Return the url as Hadoop names it."""
+    return url.removeprefix(_HADOOP_PREFIX)
 
 
 def check_path(path: str) -> str:

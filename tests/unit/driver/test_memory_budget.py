@@ -12,15 +12,15 @@ YARN = {"spark.master": "yarn", "spark.executor.cores": "4"}
 
 def test_slots_share_the_overhead_of_an_executor() -> None:
     budget = find_budget(None, {**YARN, "spark.executor.memoryOverhead": "8g"}, parallelism=16)
-    assert budget == (2048, 4)
+    assert budget == (2048, 4, 0)
     assert budget.text == "slots may use 2,048 MiB each: 8,192 MiB beside an executor"
 
 
 def test_fewer_subtasks_than_cores_have_more_each() -> None:
     budget = find_budget(None, {**YARN, "spark.executor.memoryOverhead": "8g"}, parallelism=2)
-    assert budget == (4096, 2)
+    assert budget == (4096, 2, 0)
     by_two = {**YARN, "spark.executor.memoryOverhead": "8g", "spark.task.cpus": "2"}
-    assert find_budget(None, by_two, parallelism=16) == (4096, 2)
+    assert find_budget(None, by_two, parallelism=16) == (4096, 2, 0)
 
 
 def test_overhead_without_a_setting_is_that_of_spark() -> None:
@@ -31,9 +31,9 @@ def test_overhead_without_a_setting_is_that_of_spark() -> None:
 
 
 def test_a_given_memory_counts_on_every_master() -> None:
-    assert find_budget(512, YARN, parallelism=16) == (512, 4)
-    assert find_budget(512, {"spark.master": "local[2]"}, parallelism=3) == (512, 3)
-    assert find_budget(512, {"spark.master": "spark://host:7077"}, parallelism=3) == (512, 1)
+    assert find_budget(512, YARN, parallelism=16) == (512, 4, 0)
+    assert find_budget(512, {"spark.master": "local[2]"}, parallelism=3) == (512, 3, 0)
+    assert find_budget(512, {"spark.master": "spark://host:7077"}, parallelism=3) == (512, 1, 0)
 
 
 @pytest.mark.parametrize("master", ["local[4]", "spark://host:7077"])
@@ -56,3 +56,14 @@ def test_too_little_memory_for_a_process_is_refused() -> None:
 )
 def test_sizes_are_read_as_spark_reads_them(text: str, mb: int) -> None:
     assert parse_mb(text) == mb
+
+
+def test_the_jvm_of_hadoops_client_takes_its_part_of_the_overhead() -> None:
+    yarn = {**YARN, "spark.executor.memoryOverhead": "4g"}
+    budget = find_budget(None, yarn, parallelism=16, jvm_mb=256)
+    assert budget is not None and budget.slot_mb == (4096 - 256) // 4
+    assert budget.text == (
+        "slots may use 960 MiB each, and Hadoop's client 256 MiB: 4,096 MiB beside an executor"
+    )
+    given = find_budget(512, yarn, parallelism=16, jvm_mb=256)
+    assert given is not None and given.slot_mb == 512 and "2,304 MiB beside" in given.text

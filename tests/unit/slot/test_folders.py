@@ -12,16 +12,15 @@ from typing import Any
 
 import pytest
 
+from cairn import runtime_folder
+from cairn.runtime_folder import hold, hold_made, runtime_root
 from cairn.slot import folders
 from cairn.slot.folders import (
     LOGS_KEPT_S,
-    hold,
-    hold_made,
     keep_excess,
     link_log,
     living_slots,
     read_excess,
-    runtime_root,
     sweep,
 )
 
@@ -129,7 +128,7 @@ def test_old_nurseries_and_logs_of_drivers_go_and_all_else_stays(root: Path) -> 
 
 def test_a_folder_that_is_removed_while_one_waits_for_its_lock_is_made_again(root: Path) -> None:
     folder = root / RUN / EXECUTOR
-    real_hold = folders.hold
+    real_hold = runtime_folder.hold
     calls = []
 
     def held_late(at: Path) -> int:
@@ -141,12 +140,12 @@ def test_a_folder_that_is_removed_while_one_waits_for_its_lock_is_made_again(roo
         calls.append(descriptor)
         return descriptor
 
-    folders.hold = held_late
+    runtime_folder.hold = held_late
     try:
         with hold_made(folder):
             assert folder.is_dir()
     finally:
-        folders.hold = real_hold
+        runtime_folder.hold = real_hold
     assert len(calls) == 2
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
+from cairn.runtime_folder import runtime_root
 from cairn.slot import nursery, process
-from cairn.slot.folders import runtime_root
 from tests.unit.slot.executors import eventually, executor, is_gone
 
 __all__ = ["executor"]

@@ -19,7 +19,14 @@ import msgspec
 
 from cairn.errors import CorruptFileError
 from cairn.sinks.files.spark_list import SparkList
-from cairn.storage.store import LocalStore, NotFoundError, Store, StoredObject, open_store
+from cairn.storage.store import (
+    LocalStore,
+    NotFoundError,
+    Store,
+    StoredObject,
+    hadoop_url,
+    open_store,
+)
 
 CAIRN_FOLDER: Final = "_cairn"
 _MARK: Final = re.compile(rf"{CAIRN_FOLDER}/(.+)/epochs/(\d{{12}})(?:-(\d+))?\.json")
@@ -110,7 +117,7 @@ def spark_url(store: Store) -> str:
     """Return the folder as Spark names it: encoded, and S3 under Hadoop's scheme."""
     if isinstance(store, LocalStore):
         return f"file://{quote(store.root)}"
-    scheme, rest = store.url.split("://", 1)
+    scheme, rest = hadoop_url(store.url).split("://", 1)
     # Not urlsplit: `#` and `?` are part of names in the url of a store.
     bucket, slash, path = rest.partition("/")
     return f"{'s3a' if scheme == 's3' else scheme}://{bucket}{slash}{quote(path)}"

