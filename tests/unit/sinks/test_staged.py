@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from cairn.errors import CommitError, CorruptFileError
@@ -127,6 +128,14 @@ def test_what_an_earlier_epoch_left_goes_with_the_next_one(tmp_path: Path) -> No
     sink.commit(4, [later])
     assert [key for key, _ in sink.published] == ["job/out/3/0", "job/out/4/0"]
     assert {path.split("/")[-2] for path in there(tmp_path)} == {"published"}
+
+
+def test_a_staged_file_has_only_what_its_one_reader_needs(tmp_path: Path) -> None:
+    prepared(open_sink(tmp_path), 2, (1, "a"))
+    (path,) = there(tmp_path)
+    group = pq.read_metadata(tmp_path / "checkpoint" / path).row_group(0)
+    for column in (group.column(i) for i in range(group.num_columns)):
+        assert column.statistics is None and not column.has_dictionary_page
 
 
 def test_a_damaged_file_is_named_and_not_published(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Arrow rows as the text that COPY reads.
+"""Arrow rows as the text that COPY reads, for tables that cannot take them in binary form.
 
 Arrow writes the CSV, column by column: a null is an empty field and a string is always in
 quotes, so null and the empty string differ. Types without a CSV form become text first: binary
@@ -12,6 +12,7 @@ Always true here:
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -56,8 +57,7 @@ def _make_writable(column: pa.Array, name: str) -> pa.Array:
         return column.cast(pa.string())
     if pa.types.is_nested(type):
         values = json_values(column)
-        if any(value is not None and _NUL_IN_JSON.search(value) for value in values):
-            raise _nul_error(name)
+        check_json_nul(values, name)
         return pa.array(values, pa.binary()).cast(pa.string())
     return column
 
@@ -78,16 +78,21 @@ def _hex(column: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise(prefix, text, pa.scalar("", pa.large_string()))
 
 
+def check_json_nul(values: Sequence[bytes | None], name: str) -> None:
+    if any(value is not None and _NUL_IN_JSON.search(value) for value in values):
+        raise nul_error(name)
+
+
 def _find_nul(batch: pa.RecordBatch) -> EpochError:
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if not pa.types.is_string(column.type) and not pa.types.is_large_string(column.type):
             continue
         if any(value is not None and "\x00" in value for value in column.to_pylist()):
-            return _nul_error(name)
+            return nul_error(name)
     raise AssertionError("only strings can hold NUL in CSV")
 
 
-def _nul_error(name: str) -> EpochError:
+def nul_error(name: str) -> EpochError:
     return EpochError(
         f"column {name!r}: a string holds the character NUL (\\x00), which PostgreSQL does not "
         "store\n  next: remove it before the sink, or make the column binary",

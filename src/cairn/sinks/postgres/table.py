@@ -165,6 +165,11 @@ class Table:
     def sql(self) -> str:
         return quote(self.schema, self.name)
 
+    @property
+    def types(self) -> dict[str, tuple[str, bool]]:
+        """The type of each column, and whether it is an enum."""
+        return {column.name: (column.type, column.kind == "e") for column in self.columns}
+
     def extra(self, schema: pa.Schema) -> list[str]:
         """Return the columns of the table that rows of this schema do not have."""
         return [column.name for column in self.columns if column.name not in schema.names]

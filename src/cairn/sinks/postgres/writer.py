@@ -26,6 +26,7 @@ import xxhash
 
 from cairn.errors import EpochError
 from cairn.sinks.base import Committable, Execution, Writer
+from cairn.sinks.postgres.binary import HEADER, NUMBER_FORM, TRAILER, binary_rows, find_forms
 from cairn.sinks.postgres.copy import csv_rows
 from cairn.sinks.postgres.ledger import POSITION, Ledger, literal, ordinal
 from cairn.sinks.postgres.session import Sessions, session_name
@@ -40,7 +41,7 @@ class CopyWriter(Writer):
 
     def __init__(
         self, sessions: Sessions, ledger: Ledger, table: Table, epoch: int, subtask: int,
-        execution: Execution,
+        execution: Execution, *, schema: pa.Schema,
     ) -> None:  # fmt: skip
         self._sessions = sessions
         self._ledger = ledger
@@ -49,6 +50,9 @@ class CopyWriter(Writer):
         self._subtask = subtask
         self._ordinal = ordinal(execution)
         self._attempt = execution.attempt
+        self._schema = schema
+        self._forms = find_forms(schema, table.types)
+        self._format = "csv" if self._forms is None else "binary"
         self._rows = 0
         self._hash = xxhash.xxh3_128()
         self._connection: Connection[Any] | None = None
@@ -68,8 +72,8 @@ class CopyWriter(Writer):
     def _end(self, connection: Connection[Any], digest: str) -> Committable:
         """Make the rows durable and end the transaction; called after the last row."""
 
-    def _text(self, batch: pa.RecordBatch) -> bytes:
-        return csv_rows(batch)
+    def _encode(self, batch: pa.RecordBatch) -> bytes:
+        return csv_rows(batch) if self._forms is None else binary_rows(batch, self._forms)
 
     # Shared by subclasses
 
@@ -78,11 +82,11 @@ class CopyWriter(Writer):
         if not batch.num_rows:
             return
         try:
-            text = self._text(batch)
+            data = self._encode(batch)
             if self._copying is None:
                 self._start()
-            self._hash.update(text)
-            self._copy.write(text)
+            self._hash.update(data)
+            self._copy.write(data)
         except BaseException as error:
             self._fail(error)
             raise
@@ -104,6 +108,8 @@ class CopyWriter(Writer):
         target = self._begin(self._connection)
         self._copying = self._connection.cursor().copy(f"copy {target}".encode())
         self._copy = self._copying.__enter__()
+        if self._forms is not None:
+            self._copy.write(HEADER)
 
     def prepare(self) -> Committable | None:
         self._check_is_open()
@@ -111,6 +117,8 @@ class CopyWriter(Writer):
             return None
         assert self._connection is not None
         try:
+            if self._forms is not None:
+                self._copy.write(TRAILER)
             copying, self._copying = self._copying, None
             copying.__exit__(None, None, None)
             committable = self._end(self._connection, self._hash.hexdigest())
@@ -167,9 +175,10 @@ class StagedWriter(CopyWriter):
     """Writes rows into a piece: a new table, which is listed when it is complete."""
 
     def __init__(self, *place: Any, schema: pa.Schema, key: Sequence[str]) -> None:
-        super().__init__(*place)
-        self._schema = schema
+        super().__init__(*place, schema=schema)
         self._key = key
+        if key and self._forms is not None:
+            self._forms.append(NUMBER_FORM)
         self._piece = self._ledger.new_piece()
 
     def _begin(self, connection: Connection[Any]) -> str:
@@ -190,9 +199,9 @@ class StagedWriter(CopyWriter):
         connection.execute("; ".join(statements).encode())
         # Frozen: the table is new in this transaction, so later readers need not check whether
         # its rows are committed.
-        return f"{self._piece} ({quote_list(names)}) from stdin (format csv, freeze)"
+        return f"{self._piece} ({quote_list(names)}) from stdin (format {self._format}, freeze)"
 
-    def _text(self, batch: pa.RecordBatch) -> bytes:
+    def _encode(self, batch: pa.RecordBatch) -> bytes:
         for name in self._key:
             if batch[name].null_count:
                 raise EpochError(
@@ -205,7 +214,7 @@ class StagedWriter(CopyWriter):
             batch = pa.RecordBatch.from_arrays(
                 [*batch.columns, position], [*batch.schema.names, POSITION]
             )
-        return csv_rows(batch)
+        return super()._encode(batch)
 
     def _end(self, connection: Connection[Any], digest: str) -> Committable:
         from psycopg import errors
@@ -240,12 +249,9 @@ class StagedWriter(CopyWriter):
 class PreparedWriter(CopyWriter):
     """Writes rows into the target, in a transaction that it prepares and the driver commits."""
 
-    def __init__(self, *place: Any, schema: pa.Schema) -> None:
-        super().__init__(*place)
-        self._schema = schema
-
     def _begin(self, connection: Connection[Any]) -> str:
-        return f"{self._table.sql} ({quote_list(self._schema.names)}) from stdin (format csv)"
+        columns = quote_list(self._schema.names)
+        return f"{self._table.sql} ({columns}) from stdin (format {self._format})"
 
     def _clear(self, connection: Connection[Any]) -> None:
         """Roll back lower attempts; while a slot waits for the server there may be many.

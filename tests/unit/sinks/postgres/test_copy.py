@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
 import math
@@ -18,7 +19,9 @@ from hypothesis import strategies as st
 from cairn.errors import EpochError
 from cairn.sinks import Postgres, SinkContext
 from cairn.sinks.base import Execution
+from cairn.sinks.postgres.binary import Form, binary_rows, find_forms
 from cairn.sinks.postgres.copy import csv_rows
+from cairn.sinks.postgres.table import type_in_table
 from cairn.types import parse_schema
 from tests.places.postgres import shared_database
 
@@ -47,10 +50,15 @@ VALUES: dict[str, Any] = {
 }
 NAMES = {ddl: f"c{i} {ddl}" for i, ddl in enumerate(VALUES)}
 SCHEMA = parse_schema(", ".join(f"`{name}` {ddl}" for ddl, name in NAMES.items()))
+BINARY = [i for i, ddl in enumerate(VALUES) if not ddl.startswith("decimal")]
+"""Columns with a binary form. If a table has others, all of its rows are sent as text."""
+BINARY_SCHEMA = pa.schema([SCHEMA.field(i) for i in BINARY])
 
 
 def _rows() -> st.SearchStrategy[list[tuple[Any, ...]]]:
-    row = st.tuples(*[st.none() | values for values in VALUES.values()])
+    values = st.tuples(*[st.none() | values for values in VALUES.values()])
+    # Rows without null take another way than columns with some.
+    row = values | st.tuples(*VALUES.values())
     return st.lists(row, min_size=1, max_size=8)
 
 
@@ -77,15 +85,14 @@ def _open_sink(table: str, schema: pa.Schema, scratch: str | None = None) -> Pos
 
 def _through(table: str, schema: pa.Schema, *batches: pa.RecordBatch) -> list[tuple[Any, ...]]:
     """The rows as a reader of the table gets them."""
-    driver = _open_sink(table, schema)
-    _query(f"truncate {table}", "delete from cairn_marks")
-    writer = driver.writer(2, 0, Execution())
-    for batch in batches:
-        writer.write(batch)
-    committable = writer.prepare()
-    assert committable is not None
-    driver.commit(2, [committable])
-    driver.close()
+    with contextlib.closing(_open_sink(table, schema)) as driver:
+        _query(f"truncate {table}", "delete from cairn_marks")
+        writer = driver.writer(2, 0, Execution())
+        for batch in batches:
+            writer.write(batch)
+        committable = writer.prepare()
+        assert committable is not None
+        driver.commit(2, [committable])
     return _query(f"select * from {table}")
 
 
@@ -95,14 +102,21 @@ def _same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
+@pytest.mark.parametrize("is_binary", [False, True])
 @settings(suppress_health_check=list(HealthCheck))
 @given(rows=_rows(), cut=st.integers(0, 8))
-def test_values_of_every_type_come_back_as_they_were(rows: list[Any], cut: int) -> None:
+def test_values_of_every_type_come_back_as_they_were(
+    is_binary: bool, rows: list[Any], cut: int
+) -> None:
     batch = _batch(SCHEMA, rows)
-    found = _through("every_type", SCHEMA, batch.slice(0, cut), batch.slice(cut))
+    if is_binary:
+        rows = [tuple(row[i] for i in BINARY) for row in rows]
+        batch = batch.select(BINARY)
+    table = "binary_types" if is_binary else "every_type"
+    found = _through(table, batch.schema, batch.slice(0, cut), batch.slice(cut))
     assert len(found) == len(rows)
     for wanted, got in zip(rows, found, strict=True):
-        for name, a, b in zip(SCHEMA.names, wanted, got, strict=True):
+        for name, a, b in zip(batch.schema.names, wanted, got, strict=True):
             assert _same(a, b), (name, a, b)
 
 
@@ -111,6 +125,81 @@ def test_the_text_is_the_same_however_rows_are_cut_into_batches(rows: list[Any],
     batch = _batch(SCHEMA, rows)
     parts = [part for part in (batch.slice(0, cut), batch.slice(cut)) if part.num_rows]
     assert b"".join(map(csv_rows, parts)) == csv_rows(batch)
+    forms = _forms(BINARY_SCHEMA)
+    assert forms is not None
+    sent = [binary_rows(part.select(BINARY), forms) for part in parts]
+    assert b"".join(sent) == binary_rows(batch.select(BINARY), forms)
+
+
+def _forms(schema: pa.Schema, **types: str) -> list[Form] | None:
+    """How rows are sent into a table with these types, or with those that it is created with."""
+    made = {field.name: type_in_table(field.type) for field in schema} | types
+    return find_forms(schema, {name: (type, False) for name, type in made.items()})
+
+
+@pytest.mark.parametrize(
+    ("ddl", "in_table", "is_binary"),
+    [
+        ("v int", "bigint", True),
+        ("v int", "numeric", False),
+        ("v float", "double precision", True),
+        ("v decimal(10,2)", "numeric(10,2)", False),
+        ("v string", "character varying(9)", True),
+        ("v string", "json", True),
+        ("v string", "jsonb", False),
+        ("v string", "uuid", False),
+        ("v array<int>", "json", True),
+        ("v array<int>", "jsonb", True),
+    ],
+)
+def test_rows_are_sent_in_binary_form_if_every_column_of_the_table_has_one(
+    ddl: str, in_table: str, is_binary: bool
+) -> None:
+    schema = parse_schema(f"k long, {ddl}")
+    assert (_forms(schema, v=in_table) is not None) == is_binary
+
+
+def test_columns_of_wider_and_special_types_get_the_values() -> None:
+    _query(
+        "drop table if exists wide",
+        "drop type if exists mood",
+        "drop domain if exists positive",
+        "create type mood as enum ('calm', 'é')",
+        "create domain positive as bigint check (value > 0)",
+        "create table wide (n numeric default 1, i bigint, d positive, f double precision,"
+        " m mood, v varchar(3), j json, b jsonb, note text default 'kept')",
+    )
+    schema = parse_schema("b array<int>, i int, d int, f float, m string, v string, j map<int,int>")
+    rows = [([1, None], 2, 3, 0.5, "é", "abc", [(1, 2)]), (None, -1, 1, None, "calm", None, None)]
+    found = _through("wide", schema, _batch(schema, rows))
+    assert found == [
+        (1, 2, 3, 0.5, "é".encode(), "abc", {"1": 2}, [1, None], "kept"),
+        (1, -1, 1, None, b"calm", None, None, None, "kept"),
+    ]
+    for wrong, said in [
+        ({"d": 0}, "positive"),
+        ({"m": "sad"}, "mood"),
+        ({"v": "long"}, "too long"),
+    ]:
+        row = rows[0]
+        changed = [tuple(wrong.get(n, v) for n, v in zip(schema.names, row, strict=True))]
+        with pytest.raises(EpochError, match=said):
+            _through("wide", schema, _batch(schema, changed))
+
+
+def test_times_that_the_server_does_not_hold_are_refused() -> None:
+    schema = parse_schema("d date, t timestamp")
+    forms = _forms(schema)
+    assert forms is not None
+    lowest_day, lowest = pa.array([-(2**31)], pa.int32()), pa.array([-(2**63)], pa.int64())
+    days = {"d": lowest_day.cast(pa.date32()), "t": pa.nulls(1, pa.timestamp("us", "UTC"))}
+    times = {"d": pa.nulls(1, pa.date32()), "t": lowest.cast(pa.timestamp("us", "UTC"))}
+    for columns in (days, times):
+        with pytest.raises(EpochError, match="too early"):
+            binary_rows(pa.RecordBatch.from_pydict(columns, schema), forms)
+    early = pa.array([-(2**62)], pa.int64()).cast(pa.timestamp("us", "UTC"))
+    with pytest.raises(EpochError, match="timestamp out of range"):
+        _through("early", schema, pa.RecordBatch.from_pydict({**times, "t": early}, schema))
 
 
 def test_a_null_in_a_table_of_one_column_is_a_row() -> None:
@@ -165,8 +254,14 @@ def test_nested_values_are_stored_as_json() -> None:
 )
 def test_a_string_with_nul_is_refused_by_name_of_its_column(ddl: str, value: Any) -> None:
     schema = parse_schema(f"k long, {ddl}")
+    batch = _batch(schema, [(1, None), (2, value)])
     with pytest.raises(EpochError, match=r"column 'v'.*NUL"):
-        csv_rows(_batch(schema, [(1, None), (2, value)]))
+        csv_rows(batch)
+    forms = _forms(schema)
+    assert forms is not None
+    with pytest.raises(EpochError, match=r"column 'v'.*NUL"):
+        binary_rows(batch, forms)
+    assert binary_rows(batch.slice(0, 1), forms)
 
 
 def test_a_refused_batch_names_the_sink_and_leaves_nothing(tmp_path: Path) -> None:
