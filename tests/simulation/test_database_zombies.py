@@ -69,7 +69,11 @@ def dump(world: World, backend: str) -> Any:
 
 @pytest.mark.parametrize(("backend", "asleep_at", "woken_at"), CASES)
 def test_a_driver_that_wakes_while_it_writes_to_the_database_changes_nothing(
-    backend: str, asleep_at: str, woken_at: str, tmp_path: Path
+    backend: str,
+    asleep_at: str,
+    woken_at: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = World(11, tmp_path, backend=backend_name(backend))
     first = Driver(world, parallelism=2)
@@ -104,6 +108,7 @@ def test_a_driver_that_wakes_while_it_writes_to_the_database_changes_nothing(
     assert is_woken, "the point is not reached"
     # A slot may be refused before its driver: the run ends as superseded all the same.
     assert isinstance(sleeper.error, DEATHS) and not old.coordinator.log.is_leading()
+    assert "runs again, attempt 5" not in caplog.text, "its attempts end soon"
     for _ in range(2):
         new.run_batch(9)
     world.check_all()
