@@ -25,6 +25,10 @@ VERSIONED = ["postgres", "sqlite"]
 OUTSIDE = [*SERVERS, "sqlite"]
 """Databases that are not in the slot."""
 ALL = [*BACKENDS, *OUTSIDE]
+WITH_SERVERS = [*BACKENDS, *SERVERS, for_soak("sqlite")]
+"""For suites that take seconds over a server."""
+IN_TURN = ["heap", *SERVERS, "rocksdb", "sqlite"]
+"""For `in_turn`: suites of three cases run over the servers in every `make test`."""
 MORE_IN_SOAK = [*BACKENDS, *map(for_soak, SERVERS)]
 """For suites that take long: `make soak` runs them over the servers too."""
 register()
@@ -58,9 +62,14 @@ def take_to_database(backend: Backend, groups: range = range(128)) -> None:
     elif isinstance(backend, RocksBackend):
         backend.flush()
     if isinstance(backend, CachedBackend):
-        for rows in backend.all_rows():
-            rows.rotate()
-            rows.rotate()
+        drop_from_memory(backend)
+
+
+def drop_from_memory(backend: CachedBackend) -> None:
+    """Drop what is in the database too."""
+    for rows in backend.all_rows():
+        rows.rotate()
+        rows.rotate()
 
 
 def write_base(backend: Backend, term: int = 1, groups: range = range(128)) -> StateFile:

@@ -50,7 +50,8 @@ class Postgres:
         processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
         for process in processes:
             process.kill()
-        psutil.wait_procs(processes, timeout=10)
+        _, alive = psutil.wait_procs(processes, timeout=10)
+        assert not alive, "the server outlived SIGKILL"
 
     def start(self) -> None:
         self._server.start()

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
+from cairn.driver.coordinator import compaction
 from cairn.driver.serving import Serve
 from cairn.errors import FunctionError
 from cairn.web.server import serve
 from cairn.web.site import Site
+from tests.backends import backend_name
 from tests.browser.payments import PAYMENT, build, payments
+from tests.marks import for_soak
 from tests.spark.support import Input
 
 CONTROL = "a-token-for-control"
@@ -25,9 +28,16 @@ def spent(rows: list[tuple[Any, ...]], card: str) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("backend", [for_soak("heap"), "postgres", for_soak("redis")])
 def test_a_live_job_is_watched_asked_and_changed(
-    spark: Any, tmp_path: Path, open_page: Callable[..., Any]
+    spark: Any,
+    tmp_path: Path,
+    open_page: Callable[..., Any],
+    backend: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("CAIRN_BASE_RATIO", "0")
+    monkeypatch.setattr(compaction, "BASE_BYTES_MIN", 0)
     source = Input(tmp_path / "in", PAYMENT)
     job = build(spark, tmp_path)
     files = [payments(at, ROWS, cards=40) for at in range(4)]
@@ -36,6 +46,7 @@ def test_a_live_job_is_watched_asked_and_changed(
         checkpoint=str(tmp_path / "checkpoint"),
         trigger="50 milliseconds",
         parallelism=2,
+        backend=backend_name(backend),
         serve=Serve(control_token=CONTROL, flight=False),
     )
     with run:

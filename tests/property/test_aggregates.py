@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cairn.backends import BACKENDS
+from cairn.backends.cached.backend import CachedBackend
 from cairn.operators.aggregates import assign
 from cairn.operators.window_process import WindowPlan
-from cairn.testing import Harness
 from cairn.windows import Session, Sliding, Tumbling, WindowSpec
 from tests.aggregates_model import (
     ASKED,
@@ -30,7 +30,9 @@ from tests.aggregates_model import (
     make_partial_rows,
     sort_key,
 )
-from tests.marks import in_turn
+from tests.backends import IN_TURN, OUTSIDE, WITH_SERVERS
+from tests.marks import for_soak, in_turn
+from tests.stored_harness import StoredHarness
 
 ROW = st.builds(
     Row,
@@ -46,6 +48,14 @@ BATCH = st.tuples(st.lists(ROW, max_size=9), st.booleans())
 SPECS: list[WindowSpec] = [Tumbling(10), Sliding(10, 4), Session(6)]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def small_tables() -> Any:
+    """Let some states leave the arrays for the database."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CachedBackend, "table_bytes_max", 300)
+        yield
+
+
 class Machine:
     """An aggregation on one slot, fed with rows of the stream."""
 
@@ -59,7 +69,7 @@ class Machine:
         self.plan = plan
         self.asked = asked
         function, self.partials = make_aggregation(plan, asked, **options)
-        self.harness = Harness(
+        self.harness = StoredHarness(
             function,
             self.partials.schema,
             "k",
@@ -127,7 +137,7 @@ def assert_same(
 STEPS = st.lists(BATCH | BATCH | st.sampled_from(["end", "end", "restore", "abandon"]), max_size=12)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", WITH_SERVERS)
 @settings(suppress_health_check=list(HealthCheck))
 @given(steps=STEPS)
 def test_running_results_are_those_of_all_rows_so_far(backend: str, steps: list[Any]) -> None:
@@ -157,7 +167,7 @@ def test_running_results_are_those_of_all_rows_so_far(backend: str, steps: list[
             fresh = []
 
 
-@pytest.mark.parametrize(("spec", "backend"), in_turn(SPECS, list(BACKENDS)), ids=str)
+@pytest.mark.parametrize(("spec", "backend"), in_turn(SPECS, IN_TURN), ids=str)
 @settings(suppress_health_check=list(HealthCheck))
 @given(
     epochs=st.lists(st.tuples(st.lists(BATCH, max_size=2), st.integers(0, 70)), max_size=6),
@@ -235,7 +245,13 @@ def group_by_key(rows: Sequence[Row]) -> dict[str | None, list[Row]]:
     return found
 
 
-@pytest.mark.parametrize(("backend", "changes"), in_turn(list(BACKENDS), [False, True]))
+@pytest.mark.parametrize(
+    ("backend", "changes"),
+    [
+        *in_turn(list(BACKENDS), [False, True]),
+        *(for_soak(backend, changes) for backend in OUTSIDE for changes in (False, True)),
+    ],
+)
 @settings(suppress_health_check=list(HealthCheck))
 @given(epochs=st.lists(st.lists(TURN, max_size=2), max_size=6), restored_at=st.integers(0, 5))
 def test_rows_that_are_taken_back_leave_the_results_of_the_others(
@@ -276,7 +292,7 @@ def test_rows_that_are_taken_back_leave_the_results_of_the_others(
 
 
 @pytest.mark.parametrize(
-    ("spec", "backend", "emit"), in_turn(SPECS, ["rocksdb", "heap"], ["change", "final"]), ids=str
+    ("spec", "backend", "emit"), in_turn(SPECS, IN_TURN, ["change", "final"]), ids=str
 )
 @settings(suppress_health_check=list(HealthCheck))
 @given(
@@ -314,7 +330,7 @@ def test_changes_of_windows_add_up_to_their_results(
                 gone |= {w: rows for w, rows in before.items() if w not in model.held}
 
 
-@pytest.mark.parametrize(("spec", "backend"), in_turn(SPECS, list(BACKENDS)), ids=str)
+@pytest.mark.parametrize(("spec", "backend"), in_turn(SPECS, IN_TURN[::-1]), ids=str)
 @settings(suppress_health_check=list(HealthCheck))
 @given(epochs=st.lists(st.lists(TURN, max_size=2), max_size=5))
 def test_windows_take_rows_back(spec: WindowSpec, backend: str, epochs: list[Any]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import operator
-import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,9 +19,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cairn import BatchProcess, KeyedProcess, state
-from cairn.backends import BACKENDS, make_backend
+from cairn.backends.cached.backend import CachedBackend
 from cairn.testing import Harness
-from cairn.testing import harness as harness_module
+from tests.backends import WITH_SERVERS
+from tests.stored_harness import StoredHarness
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_tables() -> Any:
+    """Let state of batches leave the arrays for the database."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CachedBackend, "table_bytes_max", 100)
+        yield
+
 
 SCHEMA = "k long, at long, program string"
 FAILURES = ("raise", "misfit", "side misfit", "bad state", "huge state", "bad tag", "no row")
@@ -207,10 +216,11 @@ STEPS = st.lists(
 )
 
 
-def _harness(function: Any, on_error: Any) -> Harness:
-    return Harness(
+def _harness(function: Any, on_error: Any, backend: str) -> Harness:
+    return StoredHarness(
         function, SCHEMA, "k", "x long", sides={"more": "y string", "foreseen": "row string"},
         event_time="at", watermark="15 milliseconds", on_error=on_error,
+        backend=backend,
     )  # fmt: skip
 
 
@@ -231,25 +241,13 @@ def _emitted(harness: Harness) -> Any:
     return [list(harness.outputs), harness.side("more"), harness.side("late")]
 
 
-@pytest.fixture
-def backend(request: Any, monkeypatch: Any) -> Iterator[str]:
-    name = request.param
-
-    def make(asked: str, path: str) -> Any:
-        return make_backend(name, tempfile.mkdtemp(dir=folder), 1 << 24)
-
-    with tempfile.TemporaryDirectory() as folder:
-        monkeypatch.setattr(harness_module, "make_backend", make)
-        yield name
-
-
-@pytest.mark.parametrize("backend", BACKENDS, indirect=True)
+@pytest.mark.parametrize("backend", WITH_SERVERS)
 @settings(suppress_health_check=list(HealthCheck))
 @given(steps=STEPS)
 def test_rows_that_fail_leave_nothing_but_a_letter(backend: str, steps: Any) -> None:
     with (
-        _harness(Acting(foresees=False), "dead-letter") as tried,
-        _harness(Acting(foresees=True), "fail") as foreseen,
+        _harness(Acting(foresees=False), "dead-letter", backend) as tried,
+        _harness(Acting(foresees=True), "fail", backend) as foreseen,
     ):
         for number, (rows, then) in enumerate(steps):
             pushed = [(k, at, json.dumps(program)) for k, at, program in rows]
@@ -344,14 +342,14 @@ def _deltas(harness: Harness) -> Any:
     return {n: b and sorted(map(repr, b.to_pylist())) for n, b in batches.items()}
 
 
-@pytest.mark.parametrize("backend", BACKENDS, indirect=True)
+@pytest.mark.parametrize("backend", WITH_SERVERS)
 @settings(suppress_health_check=list(HealthCheck))
 @given(steps=st.lists(st.tuples(BATCHES, st.booleans()), min_size=1, max_size=5))
 def test_batches_are_processed_without_the_rows_that_fail(backend: str, steps: Any) -> None:
     made = [
-        Harness(
+        StoredHarness(
             Tally(foresees=on_error == "fail"), "k long, v long, bad long", "k", "k long, v long",
-            sides={"more": "y long"}, on_error=on_error,
+            sides={"more": "y long"}, on_error=on_error, backend=backend,
         )
         for on_error in ("dead-letter", "fail")
     ]  # fmt: skip

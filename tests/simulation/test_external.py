@@ -31,7 +31,7 @@ from tests.marks import for_soak
 from tests.simulation.test_branch import branched_world
 from tests.simulation.test_rollback import model_of
 from tests.simulation.world import Driver, World, stored_state
-from tests.unit.snapshots.jobs import by_key, start_from, take
+from tests.unit.snapshots.jobs import by_key
 
 
 @pytest.fixture(autouse=True)
@@ -291,35 +291,6 @@ def test_the_view_shows_the_newest_state_as_json(tmp_path: Path) -> None:
                     held = dict(enumerate(held))
                 assert found[key][state] == held, (uid, key, state)
         assert found.keys() == expected.keys()
-
-
-@pytest.mark.parametrize(
-    ("source", "target"),
-    [
-        ("postgres", "heap"),
-        ("rocksdb", "postgres"),
-        for_soak("postgres", "rocksdb"),
-        for_soak("heap", "postgres"),
-    ],
-)
-def test_a_savepoint_moves_a_job_between_backends(source: str, target: str, tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    world = World(7, tmp_path / "a", backend=backend_name(source))
-    driver = Driver(world, parallelism=2)
-    driver.start()
-    for _ in range(4):
-        driver.run_batch(9)
-    savepoint = take(world)
-    other = World(7, tmp_path / "b", backend=backend_name(target))
-    other.clock = world.clock
-    other.store = start_from(savepoint, 3)
-    then = Driver(other, parallelism=3)
-    then.start()
-    for _ in range(3):
-        then.run_batch(9)
-    check_all_kept(other)
-    assert has_external_base(other) == (target == "postgres")
 
 
 @pytest.mark.parametrize("backend", SERVERS)

@@ -31,7 +31,6 @@ from tests.servers import RedisServer
 from tests.simulation.test_branch import branched_world
 from tests.simulation.test_rollback import model_of
 from tests.simulation.world import Driver, Transactional, World, stored_state
-from tests.unit.snapshots.jobs import start_from, take
 
 ROW = parse_schema("k long, seq long")
 TAKEN: list[bool] = []
@@ -406,25 +405,3 @@ def keys_in_redis_with(world: World, server: RedisServer, password: str) -> list
     found = list(client.scan_iter(match="cairn:*"))
     client.close()
     return found
-
-
-@pytest.mark.parametrize(
-    ("source", "target"),
-    [("redis", "rocksdb"), ("heap", "redis"), for_soak("redis", "postgres"),
-     for_soak("postgres", "redis"), for_soak("redis", "heap"), for_soak("rocksdb", "redis")],
-)  # fmt: skip
-def test_a_savepoint_moves_a_job_between_backends(source: str, target: str, tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    world = World(7, tmp_path / "a", backend=backend_name(source))
-    warm_up(world)
-    savepoint = take(world)
-    other = World(7, tmp_path / "b", backend=backend_name(target))
-    other.clock = world.clock
-    other.store = start_from(savepoint, 3)
-    then = Driver(other, parallelism=3)
-    then.start()
-    for _ in range(3):
-        then.run_batch(9)
-    for epoch in Log(other.store).lineage():
-        assert stored_state(other.store, other.graph(), epoch) == model_of(other, epoch).state()

@@ -32,6 +32,7 @@ from cairn.storage.store import open_store
 from cairn.storage.verify import verify
 from cairn.testing.crash import crash_points
 from cairn.testing.faulty_store import Fault, FaultyStore
+from tests.backends import SERVERS, backend_name
 from tests.marks import for_soak
 from tests.soak.schedule import DRIVER_POINTS, SINK_POINTS
 from tests.spark.programs.ledger import SCHEMA, Ledger, build, payments
@@ -256,6 +257,11 @@ BESIDE = (
             )
             for point in sorted(set(crash_points("slot")) - set(BESIDE))
         ),
+        *(
+            for_soak(backend, point)
+            for backend in SERVERS
+            for point in sorted(set(crash_points("slot")) - set(BESIDE))
+        ),
     ],
 )
 def test_slots_killed_at_every_point_are_replaced_and_change_nothing(
@@ -264,7 +270,7 @@ def test_slots_killed_at_every_point_are_replaced_and_change_nothing(
     """In the second epoch: at its first level for one half of the points, its second for all."""
     function = Armed(point, 3 if point != "slot.begun" else 4, tmp_path / "once")
     job = build(spark, short.input.folder, tmp_path, function)
-    run = finish(job, tmp_path / "checkpoint", backend=backend)
+    run = finish(job, tmp_path / "checkpoint", backend=backend_name(backend))
     assert {path.name for path in tmp_path.glob("once-*")} == {"once-0", "once-1"}
     attempts = [epoch.timings.attempts for epoch in epochs(tmp_path / "checkpoint")]
     assert max(attempts) > 1, attempts

@@ -16,6 +16,10 @@ from cairn.snapshots import write_savepoint
 from cairn.snapshots.tables import open_state
 from cairn.storage.log import Log
 from cairn.storage.store import open_store
+from tests.backends import backend_name
+from tests.marks import for_soak
+from tests.simulation.test_rollback import model_of
+from tests.simulation.world import Driver, World
 from tests.spark.live import Live
 from tests.spark.support import epochs
 from tests.unit.snapshots.checkpoints import GONE, UID, Checkpoint, listed, mapped, value
@@ -145,6 +149,34 @@ def test_what_differs_between_two_epochs_is_a_row_each(spark: Any, odd: Checkpoi
     assert same.count() == 0
     with pytest.raises(StateNotFoundError, match="found:"):
         cairn.diff_state(spark, odd.store.url, UID, "nope", newest - 1, newest)
+
+
+@pytest.mark.parametrize("backend", ["postgres", for_soak("redis"), for_soak("rocksdb")])
+def test_state_in_a_database_and_what_differs_come_as_columns(
+    spark: Any, tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CAIRN_BASE_RATIO", "0")
+    world = World(7, tmp_path, backend=backend_name(backend))
+    world.store = open_store(str(tmp_path / "checkpoint"))
+    driver = Driver(world, parallelism=2, retained_epochs=10)
+    driver.start()
+    for _ in range(5):
+        driver.run_batch(9)
+    new, *_, old = Log(world.store).lineage()
+    after, before = (
+        {key: held["count"] for key, held in keys.items() if "count" in held}
+        for keys in (model_of(world, epoch).state()["ledger"] for epoch in (new, old))
+    )
+    url = world.store.url
+    for epoch, counts in ((new, after), (old, before)):
+        frame = cairn.read_state(spark, url, "ledger", "count", epoch=epoch.number)
+        assert {row.account: row.value for row in frame.collect()} == counts
+    diff = cairn.diff_state(spark, url, "ledger", "count", old.number, new.number)
+    assert {(row.account, row.before, row.after) for row in diff.collect()} == {
+        (key, before.get(key), after.get(key))
+        for key in before.keys() | after.keys()
+        if before.get(key) != after.get(key)
+    }
 
 
 def test_what_is_not_there_is_said_at_once(spark: Any, odd: Checkpoint, tmp_path: Path) -> None:

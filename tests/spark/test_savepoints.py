@@ -6,6 +6,8 @@ publishes and keeps is what that run published and kept from the same file on.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import operator
 import shutil
 from pathlib import Path
@@ -32,6 +34,7 @@ from cairn.storage.log import Log, create_or_open_job
 from cairn.storage.memory import memory_folder
 from cairn.storage.store import open_store
 from cairn.storage.verify import verify
+from tests.backends import MORE_IN_SOAK, SERVERS, backend_name
 from tests.marks import for_soak
 from tests.spark.live import Live
 from tests.spark.programs.ledger import SCHEMA, build, payments
@@ -46,6 +49,7 @@ from tests.spark.support import (
 )
 
 GROUPS = 16
+EVERYWHERE = ("heap", "rocksdb", *SERVERS)
 
 
 class Saved:
@@ -72,13 +76,16 @@ def has_base(epoch):
 
 @pytest.fixture(scope="module")
 def saved(spark, ledger, tmp_path_factory):
-    """{backend: savepoint}"""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compaction, "BASE_BYTES_MIN", 1)
-        return {
-            backend: Saved(spark, tmp_path_factory.mktemp(backend), ledger.files, backend)
-            for backend in ("heap", "rocksdb")
-        }
+    """saved(backend) -> a savepoint"""
+
+    @functools.cache
+    def take(backend):
+        folder = tmp_path_factory.mktemp(backend)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(compaction, "BASE_BYTES_MIN", 1)
+            return Saved(spark, folder, ledger.files, backend_name(backend))
+
+    return take
 
 
 def input_of(folder, ledger, files):
@@ -91,21 +98,29 @@ def input_of(folder, ledger, files):
 @pytest.mark.parametrize(
     ("before", "after", "parallelism"),
     [
-        for_soak("heap", "heap", 3),
-        for_soak("heap", "rocksdb", 1),
         ("rocksdb", "heap", 3),
-        for_soak("rocksdb", "rocksdb", 2),
+        *(
+            for_soak(before, after, 1 + number % 3)
+            for number, (before, after) in enumerate(itertools.product(EVERYWHERE, repeat=2))
+            if (before, after) != ("rocksdb", "heap")
+        ),
     ],
 )
 def test_a_savepoint_restores_every_value_into_any_backend_at_any_parallelism(
     spark, ledger, saved, tmp_path, before, after, parallelism
 ):
-    savepoint = saved[before]
+    savepoint = saved(before)
     # The input it was taken of: the file source knows by their names which files it has read.
     source = savepoint.live.source
     count = savepoint.files
     job = build(spark, source.folder, tmp_path)
-    finish(job, tmp_path / "checkpoint", parallelism, savepoint=savepoint.path, backend=after)
+    finish(
+        job,
+        tmp_path / "checkpoint",
+        parallelism,
+        savepoint=savepoint.path,
+        backend=backend_name(after),
+    )
     loaded, *_, newest = epochs(tmp_path / "checkpoint")
     assert loaded.parent is None and newest.parent == loaded.number
     for entry in (*loaded.operators.values(), *newest.operators.values()):
@@ -118,12 +133,12 @@ def test_a_savepoint_restores_every_value_into_any_backend_at_any_parallelism(
     assert by_id(published(tmp_path / "booked")) == ledger.booked(count, count + 1)
 
 
-@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+@pytest.mark.parametrize("backend", MORE_IN_SOAK)
 def test_a_job_goes_on_while_a_savepoint_of_it_is_taken(spark, ledger, saved, backend):
-    savepoint = saved[backend]
+    savepoint = saved(backend)
     assert savepoint.info.epoch == savepoint.epoch.number
     formats = {f.format for p in savepoint.epoch.operators["ledger"].ranges for f in p.files}
-    assert (backend in formats) == (backend == "rocksdb"), formats
+    assert (backend in formats) == (backend in ("rocksdb", "postgres")), formats
     live = savepoint.live
     assert live.booked() == ledger.booked(0, savepoint.files + 1)
     assert live.state() == ledger.state(savepoint.files + 1)
@@ -131,8 +146,8 @@ def test_a_job_goes_on_while_a_savepoint_of_it_is_taken(spark, ledger, saved, ba
 
 
 def test_anything_reads_a_savepoint_as_parquet(spark, ledger, saved):
-    expected = ledger.state(saved["heap"].files)["ledger"]
-    folder = saved["heap"].path / "state" / "ledger"
+    expected = ledger.state(saved("heap").files)["ledger"]
+    folder = saved("heap").path / "state" / "ledger"
     counts = spark.read.parquet(str(folder / "count"))
     assert counts.schema.simpleString() == "struct<key_group:int,key:string,value:bigint>"
     rows = counts.collect()

@@ -7,7 +7,7 @@ from typing import Protocol, Self
 
 import pyarrow as pa
 
-from cairn.backends.cached.described import StoredState
+from cairn.backends.cached.described import StoredState, visible_states
 from cairn.backends.versioned.index import FORMATS, VersionedReader
 from cairn.backends.versioned.index import read_index as read_versioned_index
 from cairn.storage.files import open_segment
@@ -62,19 +62,20 @@ def drop_external(store: Store) -> list[str]:
 
 def group_counts(store: Store, ref: FileRef) -> dict[str, dict[int, int]]:
     """Return the number of rows per state and key group, from the file's index alone."""
-    states: dict[str, StoredState] = {}
+    states: dict[str, StoredState]
     if ref.format == "rocksdb":
         from cairn.backends.rocksdb.files import read_index
 
         states = read_index(store, ref).states
     elif ref.format in FORMATS:
         states = read_versioned_index(store, ref).states
-    if states:
-        return {
-            name: {group: rows for group, (_, rows) in entry.counts.items()}
-            for name, entry in states.items()
-        }
+    else:
+        with open_segment(store, ref) as segment:
+            return {
+                state.name: dict(zip(state.groups, state.group_rows, strict=True))
+                for state in segment.index.states
+            }
     return {
-        state.name: dict(zip(state.groups, state.group_rows, strict=True))
-        for state in open_segment(store, ref).index.states
+        name: {group: rows for group, (_, rows) in states[name].counts.items()}
+        for name in visible_states(states)
     }

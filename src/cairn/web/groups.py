@@ -16,10 +16,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from cairn.backends.files import group_counts
 from cairn.errors import CairnError, StateNotFoundError
 from cairn.report.epoch import NOTHING_MEASURED
 from cairn.slot.heat import bucket_groups, bucket_rows
-from cairn.storage.files import open_segment
 from cairn.storage.manifest import Epoch, EpochOperator, RangeState
 from cairn.storage.store import Store
 
@@ -100,17 +100,16 @@ def _count_stored_rows(
         mine = part.groups
         for ref in part.files:
             read += 1
-            if ref.format == "segment" and read <= FILES_READ_MAX:
+            if read <= FILES_READ_MAX:
                 try:
-                    with open_segment(store, ref) as segment:
-                        for state in segment.index.states:
-                            for group, rows in zip(state.groups, state.group_rows, strict=True):
-                                if group in mine:
-                                    counts[group] += rows
+                    for state in group_counts(store, ref).values():
+                        for group, rows in state.items():
+                            if group in mine:
+                                counts[group] += rows
                     continue
                 except (CairnError, KeyError, OSError):
                     pass  # The file was removed meanwhile.
-            # Without an index: as if the rows were spread evenly.
+            # No index was read: as if the rows were spread evenly.
             is_exact = False
             for group in mine:
                 counts[group] += ref.rows / len(mine)

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.backends import BACKENDS
 from cairn.errors import PlanError
 from cairn.operators.as_of import HOW, AsOfJoin, as_of_plan, check_validity
 from cairn.testing import Harness
 from cairn.types import parse_schema
+from tests.backends import MORE_IN_SOAK
+from tests.stored_harness import StoredHarness
 
 TRADES = parse_schema("k int, ts bigint, v int")
 RATES = parse_schema("rate string, at bigint, id bigint, ends bigint")
@@ -35,7 +36,7 @@ EPOCHS = st.lists(st.tuples(st.lists(ROWS, max_size=8), st.integers(0, 10)), max
 
 def harness_of(how: str, valid_until: Any = None, **options: Any) -> Harness:
     plan = as_of_plan(TRADES, RATES, {"k": "id"}, how, "_right")
-    return Harness(
+    return StoredHarness(
         AsOfJoin(plan, check_validity(valid_until, RATES), ("ts", 0)),
         {"left": TRADES, "right": RATES},
         {"left": "k", "right": "id"},
@@ -98,7 +99,7 @@ class Model:
         return float(version[1] + 4)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", MORE_IN_SOAK)
 @given(
     how=st.sampled_from(HOW),
     valid_until=st.sampled_from(UNTIL),

@@ -20,6 +20,8 @@ from cairn.operators.window_functions import WindowApply, WindowReduce
 from cairn.operators.window_process import WindowPlan
 from cairn.testing import Harness
 from cairn.types import parse_schema
+from tests.marks import for_soak
+from tests.stored_harness import StoredHarness
 from tests.unit.operators.windowed import Listed, total
 from tests.unit.plan.programs import source
 
@@ -32,12 +34,12 @@ def harness_of(case: str, spec: windows.Count, **options: Any) -> Harness:
     plan = WindowPlan(spec)
     if case == "reduce":
         reduced = WindowReduce(plan, SCHEMA, ["k"], total)
-        return Harness(reduced, DDL, "k", reduced.schema, **options)
+        return StoredHarness(reduced, DDL, "k", reduced.schema, **options)
     if case == "process":
         applied = WindowApply(plan, SCHEMA, ["k"], Listed(), "vs array<bigint>")
-        return Harness(applied, DDL, "k", applied.schema, **options)
+        return StoredHarness(applied, DDL, "k", applied.schema, **options)
     made, partials = aggregated(spec)
-    return Harness(made, partials.schema, "k", made.schema, **options)
+    return StoredHarness(made, partials.schema, "k", made.schema, **options)
 
 
 def aggregated(spec: windows.Count, sql: str = "sum(v)") -> Any:
@@ -82,7 +84,10 @@ ROWS = st.tuples(st.none() | st.sampled_from(["a", "b"]), st.integers(0, 9))
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize(("backend", "examples"), [("heap", 25), ("rocksdb", 8)])
+@pytest.mark.parametrize(
+    ("backend", "examples"),
+    [("heap", 25), ("rocksdb", 8), for_soak("postgres", 8), for_soak("redis", 8)],
+)
 def test_a_window_emits_when_it_has_all_its_rows(
     case: str, backend: str, examples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

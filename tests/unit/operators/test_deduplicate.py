@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 
 from cairn.operators.deduplicate import DUPLICATES, Distinct, DistinctWithin, choose_in_order
 from cairn.testing import Harness
+from tests.backends import MORE_IN_SOAK
+from tests.marks import for_soak
+from tests.stored_harness import StoredHarness
 
 SCHEMA = "k double, ts long, n long"
 ROWS = st.tuples(
@@ -20,7 +23,7 @@ ROWS = st.tuples(
 
 
 def harness_of(function: Any, *, timed: bool = False, **options: Any) -> Harness:
-    return Harness(
+    return StoredHarness(
         function,
         SCHEMA,
         "k",
@@ -67,7 +70,10 @@ def test_the_first_row_of_each_key_passes_and_all_others_are_duplicates(
         assert same(harness.side(DUPLICATES), others)
 
 
-@pytest.mark.parametrize(("backend", "examples"), [("heap", 40), ("rocksdb", 12)])
+@pytest.mark.parametrize(
+    ("backend", "examples"),
+    [("heap", 40), ("rocksdb", 12), for_soak("postgres", 12), for_soak("redis", 12)],
+)
 def test_rows_in_any_order_pass_when_none_that_passed_is_near(backend: str, examples: int) -> None:
     @settings(max_examples=examples)
     @given(
@@ -106,7 +112,7 @@ def test_the_rows_of_one_batch_are_compared_with_each_other(rows: list[Any], wit
         assert sorted(row[1] for row in harness.outputs) == sorted(row[1] for row in passed)
 
 
-@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+@pytest.mark.parametrize("backend", MORE_IN_SOAK)
 def test_without_event_time_a_key_passes_again_when_the_clock_says_so(backend: str) -> None:
     with harness_of(DistinctWithin(60_000, by_event=False), backend=backend) as harness:
         assert len(harness.push([(1.0, None, 1), (1.0, None, 2), (None, None, 3)])) == 2

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cairn.backends import BACKENDS
 from cairn.backends.columnar.runs import Rows, Run, search
 from cairn.driver.coordinator.resume import check_resume
 from cairn.errors import PlanError
@@ -25,7 +24,9 @@ from cairn.storage.manifest import StateDecl
 from cairn.testing import Harness
 from cairn.types import parse_schema, schema_ddl
 from cairn.types.evolution import IncompatibleError, compare
+from tests.backends import MORE_IN_SOAK
 from tests.row_join import RowJoin
+from tests.stored_harness import StoredHarness
 
 LEFT = parse_schema("k int, ts timestamp, v int")
 RIGHT = parse_schema("w int, at timestamp, id bigint")
@@ -47,7 +48,7 @@ def harness_of(
     how: str, low_ms: int, high_ms: int, function: Any = Join, **options: Any
 ) -> Harness:
     plan = JoinPlan(LEFT, RIGHT, (("k", "id"),), low_ms, high_ms, how)
-    return Harness(
+    return StoredHarness(
         function(plan),
         {"left": LEFT, "right": RIGHT},
         {"left": "k", "right": "id"},
@@ -98,7 +99,7 @@ def emitted(harness: Harness) -> Counter[Any]:
     return Counter((k, us(t), v, w, us(u)) for k, t, v, w, u in harness.outputs)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", MORE_IN_SOAK)
 @given(how=st.sampled_from(HOW), epochs=EPOCHS, bounds=BOUNDS_MS, data=st.data())
 def test_rows_in_any_order_and_any_epochs_give_the_join_of_all_rows(
     backend: str, how: str, epochs: Any, bounds: Any, data: st.DataObject
@@ -337,7 +338,7 @@ def test_state_of_another_reach_is_refused_and_more_columns_are_not() -> None:
 # State of earlier versions
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", MORE_IN_SOAK)
 @given(how=st.sampled_from(HOW), epochs=EPOCHS, bounds=BOUNDS_MS)
 def test_state_of_the_join_row_by_row_is_read_on(
     backend: str, how: str, epochs: Any, bounds: Any
@@ -380,7 +381,7 @@ def replace_function(harness: Harness, function: Join) -> None:
 def equi_harness(how: str, ttl: str | None, **options: Any) -> Harness:
     left, right = parse_schema("k int, v string"), parse_schema("w string, id bigint")
     plan = join_plan(left, right, {"k": "id"}, None, how, "_right", ttl=ttl, has_time=False)
-    return Harness(
+    return StoredHarness(
         Join(plan),
         {"left": left, "right": right},
         {"left": "k", "right": "id"},
@@ -423,7 +424,7 @@ class EquiModel:
         return found
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", MORE_IN_SOAK)
 @given(how=st.sampled_from(HOW), has_ttl=st.booleans(), epochs=EQUI_EPOCHS, data=st.data())
 def test_rows_with_equal_keys_meet_while_both_are_kept(
     backend: str, how: str, has_ttl: bool, epochs: Any, data: st.DataObject
@@ -490,7 +491,7 @@ class Picky(Join):
             raise ValueError(number)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", MORE_IN_SOAK)
 @given(how=st.sampled_from(HOW), epochs=EPOCHS)
 def test_a_row_that_is_put_aside_leaves_nothing_behind(backend: str, how: str, epochs: Any) -> None:
     model, watermark, aside = Model(how, -6, 6), 0, 0

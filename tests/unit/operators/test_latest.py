@@ -16,6 +16,9 @@ from cairn.operators.latest import Latest
 from cairn.state import TTL
 from cairn.testing import Harness
 from cairn.types import parse_schema
+from tests.backends import MORE_IN_SOAK
+from tests.marks import for_soak
+from tests.stored_harness import StoredHarness
 
 DDL = "k string, ts long, s struct<a:decimal(9,2),b:string>, d double, l array<string>"
 SCHEMA = parse_schema(DDL)
@@ -31,7 +34,7 @@ ROWS = st.tuples(
 
 
 def harness_of(*, timed: bool = True, ttl: TTL | None = None, **options: Any) -> Harness:
-    return Harness(
+    return StoredHarness(
         Latest(SCHEMA, ttl, is_timed=timed),
         DDL,
         "k",
@@ -84,7 +87,10 @@ class Model:
 
 
 @pytest.mark.parametrize("timed", [True, False])
-@pytest.mark.parametrize(("backend", "examples"), [("heap", 30), ("rocksdb", 10)])
+@pytest.mark.parametrize(
+    ("backend", "examples"),
+    [("heap", 30), ("rocksdb", 10), for_soak("postgres", 10), for_soak("redis", 10)],
+)
 def test_the_newest_row_of_a_key_is_emitted_when_it_changes(
     backend: str, examples: int, timed: bool
 ) -> None:
@@ -113,7 +119,10 @@ STEPS = st.tuples(st.lists(ROWS, max_size=6), st.integers(0, 4))
 
 
 @pytest.mark.parametrize("clock", ["processing", "event"])
-@pytest.mark.parametrize(("backend", "examples"), [("heap", 25), ("rocksdb", 8)])
+@pytest.mark.parametrize(
+    ("backend", "examples"),
+    [("heap", 25), ("rocksdb", 8), for_soak("postgres", 8), for_soak("redis", 8)],
+)
 def test_keys_are_forgotten_when_their_time_is_over_and_then_begin_again(
     backend: str, examples: int, clock: Any
 ) -> None:
@@ -178,7 +187,7 @@ def test_late_rows_count_unless_the_watermark_removes_keys() -> None:
             assert len(harness.side("late")) == 1 - emitted
 
 
-@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+@pytest.mark.parametrize("backend", MORE_IN_SOAK)
 def test_a_key_without_rows_for_the_ttl_is_forgotten(backend: str) -> None:
     with harness_of(ttl=TTL("1 second"), backend=backend) as harness:
         harness.push([("a", 9, None, None, None), ("b", 9, None, None, None)])

@@ -9,12 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cairn.backends import BACKENDS
 from cairn.operators.latest import Latest
 from cairn.operators.row_order import is_greater, row_order
 from cairn.operators.top import By, Top
-from cairn.testing import Harness
 from cairn.types import parse_schema
+from tests.backends import MORE_IN_SOAK
+from tests.stored_harness import StoredHarness
 
 COLUMNS: dict[str, list[Any]] = {
     "map<string,int>": [None, [], [("a", None)], [("a", 1)], [("a", 1), ("b", 0)], [("b", 0)]],
@@ -51,7 +51,7 @@ def test_rows_are_ordered_by_the_values_of_lists_and_maps(ddl: str) -> None:
     assert is_greater(left, right).tolist() == [a > b for a, b in pairs]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", MORE_IN_SOAK)
 @pytest.mark.parametrize("is_ranked", [False, True])
 def test_rows_that_differ_in_a_map_only_have_one_order(is_ranked: bool, backend: str) -> None:
     ddl = "k string, ts bigint, m map<string,double>"
@@ -63,7 +63,7 @@ def test_rows_that_differ_in_a_map_only_have_one_order(is_ranked: bool, backend:
         function = top if is_ranked else Latest(schema, None, is_timed=True)
         out = top.schema if is_ranked else schema
         time = None if is_ranked else "ts"
-        with Harness(function, ddl, "k", out, event_time=time, backend=backend) as harness:
+        with StoredHarness(function, ddl, "k", out, event_time=time, backend=backend) as harness:
             harness.push(list(moved[:2]))
             harness.commit()
             harness.push(moved[2])

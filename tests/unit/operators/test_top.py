@@ -17,6 +17,9 @@ from cairn.operators.top import By, Top, check_top, parse_by
 from cairn.state import TTL
 from cairn.testing import Harness
 from cairn.types import parse_schema
+from tests.backends import MORE_IN_SOAK
+from tests.marks import for_soak
+from tests.stored_harness import StoredHarness
 
 DDL = "k string, price double, name string, fee decimal(9,2), at timestamp, n bigint"
 SCHEMA = parse_schema(DDL)
@@ -42,7 +45,7 @@ BY = st.sampled_from(
 
 def harness_of(n: int, by: list[By], *, ttl: TTL | None = None, **options: Any) -> Harness:
     function = Top(n, by, SCHEMA, ttl)
-    return Harness(function, DDL, "k", function.schema, **options)
+    return StoredHarness(function, DDL, "k", function.schema, **options)
 
 
 def sortable(value: Any) -> Any:
@@ -112,7 +115,10 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(top, "PART_ROWS_MAX", 3)
 
 
-@pytest.mark.parametrize(("backend", "examples"), [("heap", 40), ("rocksdb", 10)])
+@pytest.mark.parametrize(
+    ("backend", "examples"),
+    [("heap", 40), ("rocksdb", 10), for_soak("postgres", 10), for_soak("redis", 10)],
+)
 def test_rows_are_emitted_when_their_rank_changes(backend: str, examples: int) -> None:
     @settings(max_examples=examples)
     @given(
@@ -165,7 +171,7 @@ def test_a_row_that_is_pushed_out_comes_with_a_null_rank() -> None:
         assert ranks(harness.outputs[5:]) == [("a", 9.0, 1), ("a", 3.0, 2), ("a", 2.0, None)]
 
 
-@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+@pytest.mark.parametrize("backend", MORE_IN_SOAK)
 def test_a_key_without_rows_for_the_ttl_is_forgotten(backend: str) -> None:
     with harness_of(2, [By("price", True)], ttl=TTL("1 second"), backend=backend) as harness:
         harness.push([row_of("a", 5.0), row_of("b", 5.0), row_of("b", 6.0)])

@@ -25,6 +25,8 @@ from cairn.testing import Harness
 from cairn.types import parse_schema
 from cairn.types.codec import codec
 from cairn.windows import tumbling
+from tests.backends import MORE_IN_SOAK
+from tests.stored_harness import StoredHarness
 from tests.unit.operators.aggregates.support import made as aggregate
 from tests.unit.slot.one_level import Checkpoint, Count, run
 
@@ -60,7 +62,7 @@ class Timed(Doing):
 
 
 def letters(act: Any, function: Any = Doing, **more: Any) -> Harness:
-    return Harness(
+    return StoredHarness(
         function(act), ROW, "k", "x long", sides={"odd": "y string"}, event_time="at",
         on_error="dead-letter", **more,
     )  # fmt: skip
@@ -241,7 +243,7 @@ WRITES: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+@pytest.mark.parametrize("backend", MORE_IN_SOAK)
 @pytest.mark.parametrize("write", WRITES)
 def test_a_row_that_writes_what_cannot_be_stored_is_put_aside_alone(
     write: Any, backend: str
@@ -650,7 +652,7 @@ class Putting(BatchProcess):
         return pa.record_batch({"x": [2**61 * v for v in values]})
 
 
-@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+@pytest.mark.parametrize("backend", MORE_IN_SOAK)
 def test_rows_of_a_batch_that_write_or_emit_what_cannot_be_stored_are_put_aside_alone(
     backend: str,
 ) -> None:

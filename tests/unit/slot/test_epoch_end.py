@@ -12,6 +12,8 @@ from cairn import KeyedProcess, PlanError, state
 from cairn.errors import FunctionError
 from cairn.slot.records import RecordRunner
 from cairn.testing import Harness
+from tests.backends import MORE_IN_SOAK
+from tests.stored_harness import StoredHarness
 
 SCHEMA = "k string, v long"
 
@@ -38,13 +40,13 @@ class Totals(KeyedProcess[Any]):
 
 
 def harness_of(function: Any = None, **options: Any) -> Harness:
-    return Harness(function or Totals(), SCHEMA, "k", SCHEMA, **options)
+    return StoredHarness(function or Totals(), SCHEMA, "k", SCHEMA, **options)
 
 
 ROWS = st.tuples(st.none() | st.sampled_from(["a", "b", "é"]), st.integers(0, 3))
 
 
-@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+@pytest.mark.parametrize("backend", MORE_IN_SOAK)
 @given(
     st.lists(st.tuples(st.lists(st.lists(ROWS, max_size=5), max_size=3), st.booleans()), max_size=4)
 )

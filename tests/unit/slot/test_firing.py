@@ -11,6 +11,7 @@ from cairn import KeyedProcess, state
 from cairn.errors import FunctionError
 from cairn.slot import records
 from cairn.types.durations import MAX_MS
+from tests.backends import MORE_IN_SOAK, backend_name
 from tests.unit.slot.driven import GROUP_COUNT, Asked, Chain, Driven, timers_only
 
 
@@ -265,7 +266,7 @@ def test_output_of_many_timers_leaves_in_batches() -> None:
     assert max(map(len, driven.batches)) < 2100
 
 
-@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+@pytest.mark.parametrize("backend", MORE_IN_SOAK)
 def test_timers_see_the_state_of_their_key(backend: str, tmp_path: Path) -> None:
     class Sum(KeyedProcess[Any]):
         total = state.Value("long", default=0)
@@ -279,7 +280,7 @@ def test_timers_see_the_state_of_their_key(backend: str, tmp_path: Path) -> None
             self.total.clear()
             return ("event", ctx.key, total)
 
-    driven = Driven(Sum(), backend=backend, scratch=str(tmp_path / "db"))
+    driven = Driven(Sum(), backend=backend_name(backend), scratch=str(tmp_path / "db"))
     for _ in range(2):
         driven.epoch(*[(k, 0, "") for k in range(3000)])
     rows = driven.epoch(watermark=100) + driven.epoch(watermark=1000)

@@ -19,6 +19,7 @@ from cairn.slot import restore as module
 from cairn.slot.level import LevelRuntime
 from cairn.storage.manifest import Restore
 from cairn.storage.store import open_store
+from tests.backends import MORE_IN_SOAK, backend_name
 from tests.restored import held_contents
 from tests.unit.slot.one_level import Checkpoint, held, model
 from tests.unit.slot.test_restore import Rows, some_compaction
@@ -27,7 +28,10 @@ from tests.unit.slot.test_restore import Rows, some_compaction
 def checkpoint_on(backend: str, function: KeyedProcess[Any] | None = None) -> Checkpoint:
     checkpoint = Checkpoint(open_store("memory:"), function)
     checkpoint.spec = job_spec(
-        checkpoint.graph, job_id="j", checkpoint=checkpoint.store.url, backend=backend
+        checkpoint.graph,
+        job_id=new_id(),
+        checkpoint=checkpoint.store.url,
+        backend=backend_name(backend),
     )
     return checkpoint
 
@@ -61,7 +65,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+@pytest.mark.parametrize("backend", MORE_IN_SOAK)
 @pytest.mark.parametrize("seed", range(4))
 def test_slots_that_follow_hold_the_state_of_the_newest_epoch(
     backend: str, seed: int, tmp_path: Path

@@ -17,6 +17,7 @@ from cairn.snapshots.savepoint import open_savepoint
 from cairn.snapshots.saving import write_savepoint
 from cairn.storage.manifest import EMPTY_VERSION
 from cairn.storage.store import open_store
+from tests.backends import MORE_IN_SOAK, backend_name
 from tests.unit.slot.scoped_job import GROUP_COUNT, Notes, ScopedJob, Waiting, feed
 
 
@@ -115,7 +116,7 @@ def test_back_before_a_rescale_the_lists_are_handed_out_again(job: ScopedJob) ->
 
 
 @pytest.mark.parametrize("parallelism", [2, 5])
-@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+@pytest.mark.parametrize("backend", MORE_IN_SOAK)
 def test_a_savepoint_goes_on_at_any_parallelism_and_backend(
     job: ScopedJob, tmp_path: Path, parallelism: int, backend: str
 ) -> None:
@@ -139,7 +140,7 @@ def test_a_savepoint_goes_on_at_any_parallelism_and_backend(
             )
         )
 
-    other.lead(parallelism, backend=backend, adopt=load)
+    other.lead(parallelism, backend=backend_name(backend), adopt=load)
     feed(other, 0, 0)
     joined = [v for each in job.lists("own") for v in each]
     assert [v for each in other.lists("own") for v in each] == joined

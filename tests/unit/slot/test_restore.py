@@ -16,8 +16,9 @@ from cairn.slot.operator import Operator
 from cairn.slot.restore import base_work, merge_work, restore
 from cairn.storage.files import StateFile, open_segment
 from cairn.storage.manifest import Epoch
-from cairn.testing import Harness
+from tests.backends import MORE_IN_SOAK
 from tests.restored import fresh_operator
+from tests.stored_harness import StoredHarness
 from tests.unit.slot.one_level import (
     GROUP_COUNT,
     Checkpoint,
@@ -247,11 +248,11 @@ class Owed(KeyedProcess[Any]):
         return (str([self.owed.get(), *self.paid, *self.by_day.items()]),)
 
 
-@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+@pytest.mark.parametrize("backend", MORE_IN_SOAK)
 @pytest.mark.parametrize("text", ["-0.00", "0E-5", "-0.004", "-12.30", "1E+2"])
 def test_a_decimal_has_the_same_sign_and_exponent_after_a_restore(text: str, backend: str) -> None:
     schema = "k long, text string, is_set boolean"
-    with Harness(Owed(), schema, "k", "seen string", backend=backend) as harness:
+    with StoredHarness(Owed(), schema, "k", "seen string", backend=backend) as harness:
         written = harness.push((1, text, True))
         harness.commit()
         for base in (False, True):

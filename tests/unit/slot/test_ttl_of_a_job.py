@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from cairn.backends import BACKENDS
 from cairn.protocol.scoped_state import states_by_scope
 from cairn.snapshots import (
     EpochReader,
@@ -23,6 +22,7 @@ from cairn.snapshots import (
 from cairn.state import TTL
 from cairn.storage.log import Log, create_or_open_job
 from cairn.storage.store import open_store
+from tests.backends import MORE_IN_SOAK, backend_name
 from tests.marks import in_turn
 from tests.simulation.cluster import Trouble
 from tests.unit.slot.ttl_job import GROUP_COUNT, TtlJob, rows_of
@@ -31,9 +31,11 @@ NOTHING = (None, None, [], [])
 Make = Callable[..., TtlJob]
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=MORE_IN_SOAK)
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
-    return lambda *args, **more: TtlJob(tmp_path, *args, backend=request.param, **more)
+    return lambda *args, **more: TtlJob(
+        tmp_path, *args, backend=backend_name(request.param), **more
+    )
 
 
 def test_what_expired_is_not_seen_and_leaves_the_slots(make: Make) -> None:

@@ -22,6 +22,7 @@ from cairn.protocol.spec import InletSpec, OperatorSpec
 from cairn.snapshots import EpochReader
 from cairn.storage.store import open_store
 from cairn.types import parse_schema
+from tests.backends import MORE_IN_SOAK, backend_name
 from tests.simulation.reminders import TimedDriver, TimedWorld
 from tests.simulation.world import stored_state
 from tests.unit.driver.coordinator.manifests import entry, epoch
@@ -40,14 +41,14 @@ def world(tmp_path: Path) -> TimedWorld:
     return world
 
 
-@pytest.mark.parametrize("backend", ["heap", "rocksdb"])
+@pytest.mark.parametrize("backend", MORE_IN_SOAK)
 @pytest.mark.parametrize("parallelism", [1, 3])
 def test_timers_set_before_a_savepoint_are_called_after_it_at_another_parallelism(
     parallelism: int, backend: str, world: TimedWorld, tmp_path: Path
 ) -> None:
     assert world.timed.event and world.timed.processing
     (tmp_path / "again").mkdir()
-    again = TimedWorld(world.seed, tmp_path / "again", backend=backend)
+    again = TimedWorld(world.seed, tmp_path / "again", backend=backend_name(backend))
     again.clock.advance_ms(world.clock.now_ms - again.clock.now_ms)
     again.store = start_from(take(world), parallelism)
     loaded = newest(again)

@@ -10,6 +10,8 @@ import pytest
 
 from cairn import KeyedProcess, state
 from cairn.testing import Harness
+from tests.backends import MORE_IN_SOAK
+from tests.stored_harness import StoredHarness
 
 INDEXES = [0, 1, 5, 6, 7, -1, -7, -8, 100]
 SLICES = [slice(None), slice(2), slice(-2, None), slice(1, 5, 2), slice(None, None, -1), slice(9)]
@@ -40,9 +42,11 @@ def found(items: Any, index: int) -> Any:
         return IndexError
 
 
-@pytest.fixture(params=["heap", "rocksdb"])
+@pytest.fixture(params=MORE_IN_SOAK)
 def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
-    made = Harness(Lists(), "k long, name string, v long", "k", "k long", backend=request.param)
+    made = StoredHarness(
+        Lists(), "k long, name string, v long", "k", "k long", backend=request.param
+    )
     with made as harness:
         yield harness
 

@@ -76,8 +76,7 @@ def claim(
         if not answer[0]:
             raise FencedError(
                 f"operator {operator!r}: a newer slot has key group {group} in Redis; "
-                f"one of term {term} and epoch {epoch} gets nothing",
-                is_lost=True,
+                f"one of term {term} and epoch {epoch} gets nothing"
             )
         counts = msgspec.json.decode(answer[2] or b"{}", type=dict[str, tuple[int, int]])
         found[group] = Claimed(
