@@ -7,9 +7,10 @@ that drops them. Engines take turns, query by query.
 A rate is the rows a query reads, divided by the seconds from the start of the job to its end
 less those of the same job over a thousand events, run just before. What remains is the work:
 starting a JVM, planning and starting the job, and ending it, count for nobody. Each engine is
-warmed up with all events of the first query, and with 100,000 of each. Rows per second of CPU
-time, all processes of an engine together, are reported too: they change less when something else
-uses the machine.
+warmed up with all events of the first query, and with 100,000 of each. The median of three runs
+counts: in the first one, JVMs still compile code that only the larger input reaches. Rows per
+second of CPU time, all processes of an engine together, are reported too: they change less when
+something else uses the machine.
 
 cairn commits an epoch about every 500,000 rows that a query reads, and Spark's batches are as
 large. Flink has exactly-once checkpoints every 10 s, object reuse, 1 GB of managed memory, and no
@@ -461,7 +462,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--engines", default="", help=f"{','.join(ENGINES)}; all but mini-batch")
     parser.add_argument("--backend", choices=["heap", "rocksdb"], default="heap")
     parser.add_argument("--format", choices=["csv", "parquet"], default="csv")
-    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--runs", type=int, default=3, help="medians of this number of runs")
     parser.add_argument("--write", metavar="FOLDER", help="only write the events")
     parser.add_argument("--check", action="store_true", help="only compare Flink's answers")
     parser.add_argument("--quick", action="store_true", help="a trial; the result is not kept")
