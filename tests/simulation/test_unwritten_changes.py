@@ -23,8 +23,8 @@ from cairn.plan.graph import (
     ProcessNode,
     SinkNode,
     SourceNode,
-    build_graph,
 )
+from cairn.plan.levels import build_graph
 from cairn.types import parse_schema
 from tests.backends import OUTSIDE, backend_name
 from tests.servers import Postgres, RedisServer
