@@ -75,7 +75,7 @@ class SqliteVersions(VersionStore):
                 raise EpochError(
                     f"the database of the job's state cannot be used: {self.where}\n"
                     f"  cause: {error}\n  next: repair it; the job waits for it",
-                    sink=self.where,
+                    database=self.where,
                     is_away=True,
                 ) from None
 

@@ -232,7 +232,7 @@ def test_the_job_waits_for_a_database_that_is_away(tmp_path: Path) -> None:
         assert not runner.is_alive()
     finally:
         server.start()
-    assert paused and "cannot be reached" in paused[0]
+    assert paused and paused[0].startswith("database ") and "cannot be reached" in paused[0]
     assert "password" not in paused[0]
     world.check_all()
     check_all_kept(world)

@@ -98,7 +98,7 @@ class Outage:
             return
 
         def refuse(self: Any, work: Any) -> Any:
-            raise EpochError("the database cannot be used", sink=self.where, is_away=True)
+            raise EpochError("the database cannot be used", database=self.where, is_away=True)
 
         self._patch.setattr(SqliteVersions, "_run", refuse)
 

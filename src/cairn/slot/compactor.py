@@ -233,4 +233,4 @@ def _failure_of(error: Exception) -> Failure:
     lines = [line.strip() for line in str(error).splitlines()]
     why = "; ".join(line for line in lines if line and not line.startswith("next:"))
     facts = error.facts if isinstance(error, CairnError) else {}
-    return Failure(why or type(error).__name__, str(facts.get("sink") or ""))
+    return Failure(why or type(error).__name__, str(facts.get("database") or ""))

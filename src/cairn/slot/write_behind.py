@@ -99,6 +99,6 @@ def _full_error(holding: Holding, failure: Failure) -> EpochError:
         "backend_memory_mb\n"
         f"  found: {found:.1f} MB\n"
         "  next: repair the database; the job waits for it, and nothing is lost",
-        sink=failure.place or f"state of {holding.uid}",
+        database=failure.place or f"state of {holding.uid}",
         is_away=True,
     )

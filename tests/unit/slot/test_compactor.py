@@ -49,7 +49,7 @@ def test_what_is_waited_for_takes_no_rest_and_its_failure_is_known_until_work_su
             time.sleep(0.01)
             if compactor._waiters:
                 pace()
-        raise EpochError("the server is away\n  next: repair it", sink="there", is_away=True)
+        raise EpochError("the server is away\n  next: repair it", database="there", is_away=True)
 
     compactor = Compactor(lambda: True)
     assert not compactor.wait("op", lambda: None), "there is nothing to wait for"

@@ -98,7 +98,7 @@ class Link:
                     f"the database of the job's state cannot be reached: {where}\n"
                     f"  cause: {type(error).__name__}: {_first_line(error)}\n"
                     "  next: repair the database; the job waits for it, and nothing is lost",
-                    sink=where,
+                    database=where,
                     is_away=True,
                 ) from None
 

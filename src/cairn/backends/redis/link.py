@@ -123,7 +123,7 @@ class Link:
             f"the Redis server with the job's state {why}: {where}\n"
             f"  cause: {type(error).__name__}: {_first_line(error)}\n"
             "  next: repair the server; the job waits for it, and nothing is lost",
-            sink=where,
+            database=where,
             is_away=True,
         )
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from cairn.backoff import backoff_s
 from cairn.driver.coordinator import events
-from cairn.driver.coordinator.publisher import Publisher
+from cairn.driver.coordinator.publisher import Place, Publisher
 from cairn.errors import CairnError, CommitError, EpochError, PlanError, RestoreError
 
 LOSSES_MAX = 1000
@@ -43,7 +43,7 @@ class Attempts:
         self._clock = clock
         self._sleep = sleep
         self._away_tries = 0
-        """Latest attempts in a row that failed because a sink was away."""
+        """Latest attempts in a row that failed because a sink or database was away."""
         self._away_since_ms = 0
         """The time of the first of them."""
         self._losses = 0
@@ -62,7 +62,7 @@ class Attempts:
         self.failed += 1
         self._on_failure(error, self._epoch, self.failed)
         if error.facts.get("is_away"):
-            self._wait_for_sink(error)
+            self._wait_for_place(error)
             return
         self._away_tries = 0
         if is_divided:
@@ -82,14 +82,21 @@ class Attempts:
         events.log_failed_attempt(self._epoch, self.failed, error)
         self._sleep(backoff_s(self._failures, factor=4))
 
-    def _wait_for_sink(self, error: CairnError) -> None:
+    def _wait_for_place(self, error: CairnError) -> None:
         if not self._away_tries:
             self._away_since_ms = self._clock()
         self._away_tries += 1
         # During a long wait executors come and go; earlier failures no longer matter.
         self._failures, self._first = 0, None
-        sink = str(error.facts.get("sink"))
-        self._publisher.wait_for(sink, self._epoch, error, self._away_tries, self._away_since_ms)
+        self._publisher.wait_for(
+            _place_of(error), self._epoch, error, self._away_tries, self._away_since_ms
+        )
+
+
+def _place_of(error: CairnError) -> Place:
+    if "sink" in error.facts:
+        return Place("sink", str(error.facts["sink"]))
+    return Place("database", str(error.facts.get("database", "of the job's state")))
 
 
 def _as_epoch_error(epoch: int, cause: Exception) -> EpochError:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from cairn.backoff import backoff_s
 from cairn.crash import crash_point
@@ -38,18 +38,28 @@ class StoppedError(CommitError):
     """The run is stopping, and a sink has not published."""
 
 
+class Place(NamedTuple):
+    """The place outside of the job that an epoch waits for."""
+
+    kind: Literal["sink", "database"]
+    name: str
+    """The uid of the sink, or the address of the database with the job's state."""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name!r}"
+
+
 class Paused(NamedTuple):
     """The reason why the job is paused."""
 
-    sink: str
+    place: Place
     epoch: int
     error: str
     tries: int
 
     def __str__(self) -> str:
         return (
-            f"sink {self.sink!r} cannot take epoch {self.epoch}, tried {self.tries} times: "
-            f"{self.error}"
+            f"{self.place} cannot take epoch {self.epoch}, tried {self.tries} times: {self.error}"
         )
 
 
@@ -185,18 +195,18 @@ class Publisher:
                     )  # fmt: skip
                     self.dropped += 1
                     break
-                self.wait_for(uid, epoch, error, tries, began_ms, is_start=is_start)
+                self.wait_for(Place("sink", uid), epoch, error, tries, began_ms, is_start=is_start)
         self.resume()
 
     def resume(self) -> None:
         """End the pause."""
         if self.paused is not None:
-            logger.warning("sink %r is back: the job goes on", self.paused.sink)
+            logger.warning("%s is back: the job goes on", self.paused.place)
             self.paused = None
 
     def wait_for(
         self,
-        uid: str,
+        place: Place,
         epoch: int,
         error: Exception,
         tries: int,
@@ -205,16 +215,16 @@ class Publisher:
         is_start: bool = False,
     ) -> None:
         """Wait until it is time to try again, and pause the job; raises to give up."""
-        self._give_up(uid, epoch, error, tries, began_ms, is_start)
-        self._wait(uid, epoch, backoff_s(tries, first_s=BACKOFF_FIRST_S, factor=3))
+        self._give_up(place, epoch, error, tries, began_ms, is_start)
+        self._wait(place, epoch, backoff_s(tries, first_s=BACKOFF_FIRST_S, factor=3))
 
     def _give_up(
-        self, uid: str, epoch: int, error: Exception, tries: int, began_ms: int, is_start: bool
+        self, place: Place, epoch: int, error: Exception, tries: int, began_ms: int, is_start: bool
     ) -> None:
         """Pause the job, or raise if another try is pointless."""
         if tries < TRIES_BEFORE_PAUSE:
             return
-        was_paused, self.paused = self.paused, Paused(uid, epoch, str(error), tries)
+        was_paused, self.paused = self.paused, Paused(place, epoch, str(error), tries)
         if self._is_taken_over():
             raise CommitConflictError(
                 f"another driver has taken over, and goes on with epoch {epoch}\n"
@@ -224,11 +234,11 @@ class Publisher:
         waited_s = (self._clock() - began_ms) / 1000
         if is_start or (self._timeout_s is not None and waited_s >= self._timeout_s):
             raise CommitError(
-                f"sink {uid!r} did not take epoch {epoch}: {error}\n"
+                f"{place} did not take epoch {epoch}: {error}\n"
                 f"  found: tried {tries} times; nothing is lost\n"
-                "  next: fix the sink and start the job again; the epoch will be published then",
-                sink=uid,
+                f"  next: fix the {place.kind} and start the job again; it goes on with that epoch",
                 epoch=epoch,
+                **{place.kind: place.name},
             ) from error
         if was_paused is None:
             logger.warning("the job is paused until this is over: %s", self.paused)
@@ -239,15 +249,15 @@ class Publisher:
         except Exception:
             return False  # The store may be away too; the next try checks again.
 
-    def _wait(self, uid: str, epoch: int, seconds: float) -> None:
+    def _wait(self, place: Place, epoch: int, seconds: float) -> None:
         while seconds > 0:
             if self.is_stopping():
                 self.paused = None
                 raise StoppedError(
-                    f"sink {uid!r} has not taken epoch {epoch} when the run was stopped; "
+                    f"{place} has not taken epoch {epoch} when the run was stopped; "
                     "the next start goes on with it",
-                    sink=uid,
                     epoch=epoch,
+                    **{place.kind: place.name},
                 )
             self._sleep(min(LISTEN_S, seconds))
             seconds -= LISTEN_S

@@ -176,7 +176,7 @@ def test_a_commit_that_keeps_failing_pauses_the_job_until_it_succeeds(tmp_path: 
     lead.run_batch((1, 5))
     paused = [each for each in seen if each is not None]
     assert seen[0] is None and paused
-    assert (paused[0].sink, paused[0].epoch, paused[0].error) == ("out", 2, "sink is away")
+    assert (paused[0].place.name, paused[0].epoch, paused[0].error) == ("out", 2, "sink is away")
     assert "cannot take epoch 2" in str(paused[0])
     assert lead.coordinator.paused is None and lead.sink.rows == [(1, 1, 5)]
 
