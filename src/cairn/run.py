@@ -337,7 +337,7 @@ class Run:
         Functions print into that file, on the host of the executor. Empty before the first epoch
         of this run, and in a job without operators whose sinks drop all rows.
         """
-        return self._engine.driver.slots.roster.slots
+        return self._engine.driver.slots
 
     def plot(self) -> Plot:
         """Return a timeline of the last epochs with the parts of their time, for a notebook."""
@@ -414,7 +414,7 @@ class _Life:
         self.store = started.store
         self.spark_place = started.spark_place
         self._on_end = on_end
-        self._doors = Doors(lambda: driver.slots.doors, driver.slots.door.key)
+        self._doors = Doors(lambda: driver.doors, driver.door.key)
         self.live = LiveState(coordinator, graph.group_count, self._doors.ask, job=graph.name)
         self.engine = Engine(
             graph,

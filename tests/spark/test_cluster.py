@@ -9,7 +9,7 @@ import psutil
 import pytest
 from pyspark.sql import functions as F
 
-from cairn.driver import departures, placement, spark_driver
+from cairn.driver import departures, spark_driver
 from cairn.plan.frames import lay_again, lay_pin
 from cairn.slot.folders import living_slots, run_folder
 from tests.spark.programs import lots
@@ -71,14 +71,14 @@ def test_subtasks_that_crowd_while_an_executor_is_free_are_laid_out_anew(
     """As if there were two executors here: the pin is made again, and nothing else changes."""
     expected = Undisturbed(spark, tmp_path / "expected", 5)
     monkeypatch.setattr(spark_driver, "is_cluster", lambda spark: True)
-    monkeypatch.setattr(placement.Placement, "_executor_count", lambda self: 2)
+    monkeypatch.setattr(spark_driver.SparkDriver, "_executor_count", lambda self: 2)
     job = build(spark, expected.input.folder, tmp_path / "work")
     at = str(tmp_path / "work" / "checkpoint")
     with job.start(checkpoint=at, parallelism=2, trigger="available-now") as run:
         run.wait(60)
     # Not at the first sight of it, in case an executor is only late.
-    assert run._engine.driver.placement.repinned == 2
-    assert len(set(run._engine.driver.placement.executors.values())) == 1
+    assert run._engine.driver.repinned == 2
+    assert len(set(run._engine.driver.placement.values())) == 1
     expected.check(tmp_path / "work")
 
 
@@ -89,10 +89,10 @@ def test_subtasks_whose_executor_has_notice_are_laid_out_again_and_nothing_else_
     """As on a cluster, with a notice before each of the first epochs; slots here stay in use."""
     expected = Undisturbed(spark, tmp_path / "expected", 4)
     monkeypatch.setattr(spark_driver, "is_cluster", lambda spark: True)
-    monkeypatch.setattr(placement.Placement, "_executor_count", lambda self: 1)
+    monkeypatch.setattr(spark_driver.SparkDriver, "_executor_count", lambda self: 1)
     notices = iter(range(1_000))
     monkeypatch.setattr(
-        placement, "find_departing", lambda spark: lambda: frozenset([str(next(notices) // 2)])
+        spark_driver, "find_departing", lambda spark: lambda: frozenset([str(next(notices) // 2)])
     )
     monkeypatch.setattr(departures, "POLL_S", 0.2)
     job = build(spark, expected.input.folder, tmp_path / "work")
@@ -100,7 +100,7 @@ def test_subtasks_whose_executor_has_notice_are_laid_out_again_and_nothing_else_
     with job.start(checkpoint=at, parallelism=2, trigger="available-now") as run:
         run.wait(60)
     driver = run._engine.driver
-    assert driver.placement._moves > 1 and driver.placement.repinned == 0
+    assert driver._moves > 1 and driver.repinned == 0
     again = lay_again(lay_again(lay_pin(spark, 2)))
     assert "\n+- InMemoryTableScan [pin" in joined(driver._new_session(), again), "not shuffled"
     expected.check(tmp_path / "work")

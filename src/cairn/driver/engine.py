@@ -310,8 +310,8 @@ class Engine:
         self.scaling.after_batch()
         if was_empty and not self.history.is_empty:
             progress.say(f"the first epoch is committed: {self.history.epochs()[0].epoch}")
-        self.driver.slots.end_left_behind()
-        self.driver.placement.give_executors_back()
+        self.driver.end_left_behind()
+        self.driver.give_executors_back()
 
     # Epochs without a batch, on threads of our own
 

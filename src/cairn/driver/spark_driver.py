@@ -4,31 +4,36 @@ Always true here:
 - an epoch is one action, whose result is the acknowledgements; in a job that needs no slots the
   driver acknowledges when the action has ended;
 - what fails in a subtask arrives here as the CairnError it was raised as;
-- one action at a time is planned and run.
+- with several executors, subtasks are pinned to them; after executors came or went, the pin table
+  is laid out again when subtasks are crowded.
 """
 
 from __future__ import annotations
 
+import collections
+import secrets
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
+import pyarrow as pa
 from pyspark.accumulators import AccumulatorParam
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from cairn.driver.allocation import watch_allocation
 from cairn.driver.coordinator.batch_limit import BATCH_BYTES_MAX, BatchLimit
 from cairn.driver.coordinator.partials import PartialChoice
 from cairn.driver.coordinator.quiet_collector import pause_collector
 from cairn.driver.coordinator.rounds import Outcome
-from cairn.driver.departures import read_ahead
-from cairn.driver.placement import Placement
+from cairn.driver.departures import Departures, find_departing, read_ahead
 from cairn.driver.rehearsal import rehearse_plan, rehearse_rows
+from cairn.driver.roster import Roster, SlotInfo
 from cairn.driver.spark_config import BATCH_BYTES, is_cluster, set_epoch_config
 from cairn.driver.spark_failure import as_cairn_error
 from cairn.driver.spark_log import QUERY_PREFIX, TASK_PROPERTY, leave_out_failures
-from cairn.driver.spark_slots import SparkSlots
 from cairn.driver.spark_tasks import SparkTasks
 from cairn.errors import PlanError
 from cairn.key_groups import Starts
@@ -38,8 +43,10 @@ from cairn.plan.deploy import incoming, pickle_function
 from cairn.plan.frames import (
     calls_python,
     find_file_format,
+    lay_again,
     lay_pin,
     no_input,
+    plan_pin,
     plan_places,
     streaming_input,
 )
@@ -51,19 +58,25 @@ from cairn.plan.pruning import find_read
 from cairn.plan.selects import Selects
 from cairn.plan.slices import SlicedRows
 from cairn.plan.sql import Feed
+from cairn.protocol.lookups import DoorSpec, this_host
 from cairn.protocol.messages import (
     Ack,
     Begin,
     Report,
     Slice,
+    Token,
     ack_decoder,
     begin_encoder,
     report_decoder,
 )
 from cairn.protocol.spec import JobSpec
+from cairn.slot.process import end_slots, start_slot
 from cairn.worker.forward import BEGIN_PROPERTY, Forward
 
 DESCRIPTION = "spark.job.description"
+START_PATIENCE_S = 10.0
+MOVES_CHAINED = 16
+"""A pin table that is laid out again reads the one before. The last of this number reads none."""
 
 
 class _Reports(AccumulatorParam[list[bytes]]):  # type: ignore[misc]
@@ -101,11 +114,20 @@ class SparkDriver:
         self._tasks = SparkTasks(spark.sparkContext)
         self._last_stage = -1
         """The last stage of earlier batches."""
+        self._prepared: dict[int, DataFrame] = {}
+        """Pin tables of a parallelism to come."""
+        self._started: Future[None] | None = None
+        """The first slots and the first pin table, while they are being started and laid out."""
+        self.door = DoorSpec(
+            secrets.token_bytes(32), this_host(), spark.conf.get("spark.driver.host", "") or ""
+        )
+        self.doors: dict[int, str] = {}
+        """Per subtask, where its slot is asked for state: as of the last epoch that ran."""
+        self._roster = Roster(self.door.key)
+        self._ending = threading.Lock()
         self._acting = threading.Lock()
         """One action at a time is planned and run: an epoch waits for a standby's last message."""
         self._is_cluster = is_cluster(spark)
-        self.placement = Placement(spark, is_pinned=self._is_cluster and graph.needs_slots)
-        self.slots = SparkSlots(spark, graph.name, run_id, lambda: self.planner.pin)
         self.deploy(spec, parallelism, starts)
         self._session: SparkSession | None = None
         """The one that epochs are planned in, with settings of its own."""
@@ -113,15 +135,23 @@ class SparkDriver:
         self._in_stream = find_in_stream(graph)
         self._sliced: SlicedRows | None = None
         """The rows of the batch at hand, if they are read in slices."""
+        self._departures: Departures | None = None
+        self._next_pin: tuple[Planner, DataFrame] | None = None
+        """A pin table laid out for a planner: the next epoch is the first with it."""
+        self._moves = 0
+        self._crowded_epochs = 0
+        self.repinned = 0
+        is_pinned = self._is_cluster and graph.needs_slots
+        self._allocation = watch_allocation(spark) if is_pinned else None
 
     def deploy(self, spec: JobSpec, parallelism: int, starts: Starts = ()) -> None:
         """Plan the epochs to come: with these functions, subtasks and ranges of key groups."""
-        self.slots.wait()
+        self._wait_for_slots()
         self._spec = spec
         for uid, function in self._selects.functions().items():
             spec = spec.with_function(uid, pickle_function(uid, function))
-        spec_id, pickled = replace(spec, door=self.slots.door).pickle()
-        is_pinned = self.placement.is_pinned
+        spec_id, pickled = replace(spec, door=self.door).pickle()
+        is_pinned = self._is_cluster and self.graph.needs_slots
         feeds = [
             Feed(self.graph, level, parallelism, is_pinned, starts) for level in self.graph.levels
         ]
@@ -141,7 +171,7 @@ class SparkDriver:
             )
             for level, owned in zip(spec.levels, checked, strict=True)
         ]
-        pin = self.placement.take_pin(self._planner, parallelism)
+        pin = self._take_pin(parallelism) if is_pinned else None
         planner = Planner(self.graph, parallelism, forwards, pin, starts)
         if self._planner is None:
             planner.transforms.read = find_read(planner, self._new_session())
@@ -150,26 +180,85 @@ class SparkDriver:
         self._planner = planner
         self.parallelism = parallelism
         self.starts = starts
-        self.placement.executors = {}
+        self.placement: dict[int, str] = {}
+
+    def _take_pin(self, parallelism: int) -> DataFrame:
+        """Return the pin table for a parallelism: laid out already, or by the first action."""
+        pin = self._prepared.pop(parallelism, None)
+        is_first = self._planner is None
+        if self._planner is not None and self._planner.pin is not None:
+            self._prepared.setdefault(self._planner.parallelism, self._planner.pin)
+            pin = pin or self._prepared.pop(parallelism, None)
+        for unused in self._prepared.values():
+            unused.unpersist()
+        self._prepared.clear()
+        return pin or (plan_pin if is_first else lay_pin)(self.spark, parallelism)
 
     def start_slots(self, slots: Sequence[int]) -> None:
-        """Start the first slots in the background, and lay the first pin table out."""
+        """Start the first slots in the background, and lay the first pin table out.
+
+        Meanwhile Spark starts the query, and the first epoch finds its workers and slots there.
+        """
         if not self.graph.needs_slots:
             return
-        pin = self.planner.pin
-        places = plan_places(self.spark, self.parallelism) if pin is None else pin
-        self.slots.start(places, slots)
+        places = self.planner.pin
+        if places is None:
+            places = plan_places(self.spark, self.parallelism)
+        run_id, started = self.run_id, Future[None]()
+        self._started = started
+
+        def start(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            import cairn.worker.forward  # noqa: F401  # The first epoch's tasks will need it.
+
+            for batch in batches:
+                for subtask in batch["pin"].to_pylist():
+                    # A forwarder that finds no slot starts one, and says why it cannot.
+                    with suppress(Exception):
+                        start_slot(run_id, slots[subtask])
+                yield batch
+
+        def run() -> None:
+            try:
+                self.spark.sparkContext.setJobDescription(f"cairn: {self.graph.name}, subtasks")
+                places.mapInArrow(start, "pin int").collect()
+                started.set_result(None)
+            except BaseException as error:
+                started.set_exception(error)
+
+        threading.Thread(target=run, daemon=True, name=f"cairn-{self.graph.name}-slots").start()
+
+    def _wait_for_slots(self) -> None:
+        """Wait for the first slots and the first pin table. Raises why they failed, once."""
+        if self._started is not None:
+            try:
+                self._started.result()
+            finally:
+                # If it failed, the next attempt starts slots and lays the table out itself.
+                self._started = None
 
     def prepare(self, parallelism: int, slots: Sequence[int]) -> None:
         """Ahead of `deploy`, while epochs run: start the slots, on the places of a pin table."""
         if not self.graph.needs_slots:
             return
-        if not self.placement.is_pinned:
-            self.slots.start_here(slots)
+        run_id = self.run_id
+        if not self._is_cluster:
+            # One place only, and we are there.
+            executor = self.spark._jvm.java.lang.ProcessHandle.current().pid()
+            with ThreadPoolExecutor() as pool:
+                started = [pool.submit(start_slot, run_id, slot, executor) for slot in slots]
+                for each in started:
+                    each.result()
             return
+
+        def start(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                for subtask in batch["pin"].to_pylist():
+                    start_slot(run_id, slots[subtask])
+                yield batch
+
         pin = lay_pin(self.spark, parallelism)
-        self.slots.start_at(pin, slots)
-        self.placement.keep(parallelism, pin)
+        pin.mapInArrow(start, "pin int").collect()
+        self._prepared[parallelism] = pin
 
     @property
     def planner(self) -> Planner:
@@ -208,30 +297,49 @@ class SparkDriver:
 
         `message` has slots follow the newest epoch; None if there is none.
         """
-        self.placement.watch_departures(lambda: self.move(message()), self.graph.name)
+        find = find_departing(self.spark) if self._is_cluster and self.graph.needs_slots else None
+        if find is not None:
+            self._departures = Departures(find, lambda: self.move(message()), name=self.graph.name)
+            self._departures.start()
 
     def move(self, begin: Begin | None) -> None:
         """Lay the pin table out again, and have the slots at new places follow an epoch.
 
         On any thread, while an epoch runs at the old places.
         """
-        planner, places = self.planner, dict(self.placement.executors)
-        if planner.pin is None or self.slots.are_starting:
+        planner, places = self.planner, dict(self.placement)
+        if planner.pin is None or self._started is not None:
             return  # The first epoch will lay it out.
-        pin = self.placement.lay_next(planner)
+        self._moves += 1
+        is_long = self._moves % MOVES_CHAINED == 0
+        pin = lay_pin(self.spark, self.parallelism) if is_long else lay_again(planner.pin)
+        unused, self._next_pin = self._next_pin, (planner, pin)
+        if unused is not None:
+            unused[1].unpersist()
         if begin is None or begin.parallelism != planner.parallelism:
             return
         self.spark.sparkContext.setJobDescription(f"cairn: {self.graph.name}, read ahead")
         try:
             moved = read_ahead(pin, planner.forwards, begin, places)
         finally:
-            self.slots.roster.expect_strays()
+            self._roster.expect_strays()
         logger.info(
             "%d subtasks read their state ahead, as of epoch %d",
             moved,
             begin.epoch,
             extra={"job": self.graph.name},
         )
+
+    def _use_next_pin(self) -> None:
+        """Continue with the pin table that was laid out during the epoch before, if any."""
+        given, self._next_pin = self._next_pin, None
+        if given is None:
+            return
+        planner, pin = given
+        if planner is self._planner:
+            planner.use_pin(pin)
+        else:
+            pin.unpersist()
 
     def rehearse(self, begin: Begin, stop: threading.Event) -> None:
         """Plan and run epochs without rows, whose tasks get this message; `stop` ends it early.
@@ -244,7 +352,7 @@ class SparkDriver:
                 if stop.is_set():
                     return
                 with self._message_to_tasks(begin, "rehearsal"):
-                    self.slots.wait()
+                    self._wait_for_slots()
                     self._act(rows, begin, is_batch=True)
 
         name = f"{QUERY_PREFIX}{self.graph.name}-{self.run_id[:8]}-rehearsal"
@@ -272,7 +380,7 @@ class SparkDriver:
             rows = self._no_rows()
             try:
                 with self._message_to_tasks(begin, f"standby at record {begin.epoch - 1}"):
-                    self.slots.wait()
+                    self._wait_for_slots()
                     batch = self._open_batch(rows, is_batch=False)
                     self.planner.epoch(batch.rows, batch.parts, observed=False).collect()
             except Exception as error:
@@ -306,7 +414,7 @@ class SparkDriver:
             attempt += f", round {begin.execution.round + 1}"
         before = len(self._reports.value)
         if not begin.execution.round:
-            self.placement.use_next(self.planner)
+            self._use_next_pin()
         self._limit_batches(session, begin.execution.attempt)
         failure: Exception | None = None
         try:
@@ -314,7 +422,7 @@ class SparkDriver:
                 self.deploy(self._spec, self.parallelism, self.starts)
             self.planner.transforms.grouped = self._partials.choose(begin.epoch)
             with self._message_to_tasks(begin, f"epoch {begin.epoch}{attempt}"):
-                self.slots.wait()
+                self._wait_for_slots()
                 if is_batch and begin.slice is not None and begin.slice.count > 1:
                     rows = self._take_slice(rows, begin.slice)
                 acks, observed = self._act(rows, begin, is_batch=is_batch)
@@ -331,8 +439,7 @@ class SparkDriver:
         mine = begin.epoch, begin.execution
         reports = [r for r in decoded[before:] if (r.epoch, r.execution) == mine]
         self._reports.value = []
-        self.slots.note_doors(reports, self.parallelism)
-        self.placement.watch(self.planner, reports)
+        self._watch_placement(reports)
         outcome = Outcome(
             acks,
             reports,
@@ -345,7 +452,7 @@ class SparkDriver:
         reported = {(report.level, report.subtask) for report in reports}
         if all((ack.level, ack.subtask) in reported for ack in outcome.acks):
             # Reports of attempts that failed as a whole count too: their slots are there.
-            self.slots.roster.update(reports, decoded, begin.token())
+            self._roster.update(reports, decoded, begin.token())
         return outcome
 
     def _act(self, rows: DataFrame, begin: Begin, *, is_batch: bool) -> tuple[list[Ack], Observed]:
@@ -433,16 +540,85 @@ class SparkDriver:
         set_epoch_config(copy)
         return copy
 
+    def _watch_placement(self, reports: Sequence[Report]) -> None:
+        """Spread subtasks out again when they crowd on the executors that survived a loss."""
+        for report in reports:
+            self.placement[report.subtask] = report.executor
+        # A new dict: other threads keep reading the old one.
+        doors = self.doors | {report.subtask: report.door for report in reports}
+        # One that could open no door has none, whatever the slot before it had.
+        self.doors = {at: door for at, door in doors.items() if door and at < self.parallelism}
+        if not self._is_cluster:
+            return
+        executors = self._executor_count()
+        per_executor = collections.Counter(self.placement.values())
+        fair = -(-self.parallelism // max(1, executors))
+        crowded = executors > len(per_executor) and max(per_executor.values(), default=0) > fair
+        # Twice in a row: an executor may just be late for one epoch.
+        self._crowded_epochs = self._crowded_epochs + 1 if crowded else 0
+        if self._crowded_epochs >= 2:
+            self.planner.repin(self.spark)
+            self._crowded_epochs = 0
+            self.repinned += 1
+
     @property
     def local_cores(self) -> int | None:
         """The cores that all slots share, if Spark runs on one machine only; None on a cluster."""
         return None if self._is_cluster else int(self.spark.sparkContext.defaultParallelism)
 
+    def _executor_count(self) -> int:
+        # One of them is the driver itself. Those that will end get no subtask.
+        status = self.spark.sparkContext._jsc.sc().getExecutorMemoryStatus()
+        return int(status.size()) - 1 - (self._departures.count if self._departures else 0)
+
+    @property
+    def slots(self) -> list[SlotInfo]:
+        """Return where the subtasks of the newest epoch ran, and where they log."""
+        return self._roster.slots
+
+    def end_left_behind(self) -> None:
+        """End the slots that the newest attempt has not used, beside the epochs to come."""
+        if self._roster.has_left_behind:
+            # Not waited for: one may be stuck.
+            threading.Thread(target=self._end_left_behind, daemon=True, name="cairn-slots").start()
+
+    def _end_left_behind(self) -> None:
+        if not self._ending.acquire(blocking=False):
+            return  # The thread of an epoch before is still at it; a later one looks again.
+        try:
+            self._roster.end_left_behind(self._end_slots)
+        except Exception:
+            job = {"job": self.graph.name}
+            logger.warning("slots that are not in use could not be ended", exc_info=True, extra=job)
+        finally:
+            self._ending.release()
+
+    def give_executors_back(self) -> None:
+        """Remove executors that no subtask needs. Called between two epochs."""
+        if self._allocation is not None:
+            self._allocation.after_epoch(is_crowded=self._crowded_epochs > 0)
+
     def say_goodbye(self) -> None:
         """End the slots on every executor; those that are not reached end by themselves."""
-        self.placement.stop_watching()
-        self.slots.end_all(is_cluster=self._is_cluster)
-        self.placement.release(self.planner)
+        if self._departures is not None:
+            self._departures.stop(START_PATIENCE_S)
+        if self._started is not None:
+            with suppress(Exception):
+                self._started.result(START_PATIENCE_S)
+        if self._is_cluster:
+            # Also where no subtask is any more.
+            self._roster.end_all()
+        self._end_slots()
+        self._use_next_pin()
+        if self.planner.pin is not None:
+            self.planner.pin.unpersist()
+
+    def _end_slots(self, keep: Collection[str] = (), as_of: Token | None = None) -> None:
+        """Look for slots of the run on all machines that have subtasks, and end them."""
+        run_id = self.run_id
+        end_slots(run_id, keep, as_of)
+        if self.planner.pin is not None:
+            self.planner.pin.foreach(lambda _: end_slots(run_id, keep, as_of) and None)
 
 
 def _acknowledge(begin: Begin) -> list[Ack]:

@@ -253,12 +253,7 @@ def main() -> None:
                         told["asked"] = [asked.source, asked.epoch, sorted(asked.values)]
                         measured = run.metrics()
                         told["restored"] = None if measured is None else measured.restored
-                    report(
-                        epoch=now,
-                        placement=driver.placement.executors,
-                        repinned=driver.placement.repinned,
-                        **told,
-                    )
+                    report(epoch=now, placement=driver.placement, repinned=driver.repinned, **told)
                     if now == options.stop_spark_at:
                         spark.stop()
                         report(stopped="spark")

@@ -27,8 +27,8 @@ def test_the_first_epoch_is_announced_once_and_when_it_is_committed(
     engine.scaling = SimpleNamespace(after_batch=lambda: None)
     engine.driver = SimpleNamespace(
         execute=lambda _, begin: lead.execute(begin, ((1, 5),)),
-        slots=SimpleNamespace(end_left_behind=lambda: None),
-        placement=SimpleNamespace(give_executors_back=lambda: None),
+        end_left_behind=lambda: None,
+        give_executors_back=lambda: None,
     )
     said: list[str] = []
     monkeypatch.setattr(progress, "say", said.append)

@@ -6,7 +6,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -316,7 +316,8 @@ def test_a_run_whose_query_does_not_start_leaves_no_sink_open_and_no_port(
     options: Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Driver:
-        slots = SimpleNamespace(door=SimpleNamespace(key=b""), doors={})
+        door = SimpleNamespace(key=b"")
+        doors: ClassVar[dict[int, str]] = {}
         local_cores = 1
 
         def __init__(self, *_: Any, **__: Any) -> None:
