@@ -22,7 +22,7 @@ CASES = [
     pair if pair in TESTED else for_soak(*pair) for pair in itertools.permutations(BACKENDS, 2)
 ]
 FORMATS = {"heap": "segment", "rocksdb": "rocksdb", "postgres": "postgres", "redis": "segment"}
-"""Of bases."""
+"""The file format of bases, by backend."""
 
 
 def run_batches(world: World, parallelism: int, count: int) -> None:

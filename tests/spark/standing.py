@@ -15,7 +15,7 @@ from cairn.testing import crash_points
 from tests.spark.programs.ledger import Ledger
 
 SLOT_POINTS = sorted(set(crash_points("slot")) - {"slot.sst.uploaded"})
-"""Of a slot without RocksDB."""
+"""The crash points that a slot without RocksDB reaches."""
 
 
 class Stands:

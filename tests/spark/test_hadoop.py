@@ -78,7 +78,7 @@ def test_drivers_a_slot_the_jvm_and_the_namenode_that_are_killed_lose_nothing(
     crash = {"CAIRN_CRASH_AT": "slot.sink.prepared:2", "CAIRN_CRASH_ONCE": str(died)}
     with Program(*program, **given, **crash) as driver:
         driver.await_report(epoch=6)
-        (jvm,) = jvms(runtime)  # Of driver and slots together.
+        (jvm,) = jvms(runtime)  # Driver and slots share one.
         jvm.kill()
         server.namenode.kill()
         time.sleep(3)

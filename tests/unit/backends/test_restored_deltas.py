@@ -92,7 +92,7 @@ class Slot:
 
 
 class Model:
-    """What each state holds, by key."""
+    """The expected content of each state, by key."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)

@@ -1,4 +1,4 @@
-"""What a store over Hadoop's own client does when the server, the JVM or a setting fails.
+"""A store over Hadoop's own client when the server, the JVM or a setting fails.
 
 A real JVM speaks to an imitation of WebHDFS. The contract suite runs over a real HDFS.
 """
